@@ -1,0 +1,1 @@
+"""LSUV initialization for ONNX models."""
