@@ -1,0 +1,343 @@
+"""The user's data as batches that fit the model's inputs.
+
+1. Every input gets one array, found by name; a model with one input takes an array of any name or none.
+2. Rows are cut into batches of the model's fixed size, of the size asked for, or of about 1 MiB. What does
+   not fill a last batch of fixed size is left out with a warning.
+3. All inputs have the same number of samples. With `batch_size="all"` they need not: each file is fed whole.
+4. The files of a directory are joined along the batch axis if their samples have one shape; otherwise no
+   batch crosses from one file into the next, and a file is one batch unless the size is fixed or asked for.
+5. All values that are used are read once beforehand: NaN and Inf are errors, a mean far from 0 or a variance
+   far from 1 is a warning.
+
+What fits an input, and how, is told in `inputs`.
+"""
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, overload
+
+import numpy as np
+
+from . import datafiles
+from .datafiles import Array, StoredArray
+from .errors import DataError
+from .inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require
+
+__all__ = [
+    "Batch",
+    "BatchSize",
+    "Calibration",
+    "Data",
+    "InputSpec",
+    "automatic_batch_size",
+    "from_arrays",
+    "read",
+]
+
+Batch = Mapping[str, Array]
+BatchSize = int | Literal["all"] | None
+Data = Array | Batch | Iterable[Array | Batch]
+
+BATCH_BYTES = 2**20
+LARGEST_AUTOMATIC_BATCH = 1024
+LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
+
+_HOW_TO_AGREE = "give them the same number, or feed every input whole in one run with --batch-size all"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Data that fits the model. `batches` reads its values when asked, and may be gone through many times."""
+
+    batches: Sequence[Batch]
+    samples: int
+    dropped: int
+    warnings: tuple[str, ...]
+    source: str
+
+
+def read(
+    sources: Sequence[str],
+    inputs: Sequence[InputSpec],
+    *,
+    batch_size: BatchSize = None,
+    limit: int | None = None,
+) -> Calibration:
+    """The data in files: each source is an .npy or .npz file, a directory of them, or NAME=PATH of such."""
+    found: dict[str, list[StoredArray]] = {}
+    unused: dict[str, str] = {}
+    for source in sources:
+        name, path = name_and_path(source, inputs)
+        files = datafiles.find(path)
+        matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
+        for file, arrays in zip(files, matches, strict=True):
+            for key in arrays.keys() ^ matches[0].keys():
+                raise DataError(
+                    f"{file} and {files[0]}: only one of them has {key!r}; give both the same arrays"
+                )
+        for key in matches[0]:
+            if key in found:
+                raise DataError(f"{source}: input {key!r} has data already; put its files into one directory")
+            found[key] = [arrays[key] for arrays in matches]
+    require(found, inputs, unused)
+    whole = batch_size == "all"
+    fitted = [[fit(s, part, whole=whole) for part in found[s.name]] for s in inputs if s.name in found]
+    joined = None if whole else _join(fitted)
+    tables = _by_file(fitted) if joined is None else [joined]
+    return _calibrate(tables, batch_size, limit, joined is None, ", ".join(sources), unused)
+
+
+def from_arrays(
+    data: Data, inputs: Sequence[InputSpec], *, batch_size: BatchSize = None, limit: int | None = None
+) -> Calibration:
+    """The data in memory: an array, a dict of arrays by input name, or an iterable of batches of either.
+
+    Batches are all kept, because several passes are made, and used as they come unless the model's batch is
+    fixed or `batch_size` asks for another.
+    """
+    unused: dict[str, str] = {}
+    whole = batch_size == "all"
+
+    def table(batch: object, where: str, copy: bool) -> list[Column]:
+        arrays = match(in_memory(batch, where, copy), where, inputs, unused)
+        require(arrays, inputs, unused)
+        return [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
+
+    if isinstance(data, Mapping) or hasattr(data, "__array__"):
+        return _calibrate([table(data, "array", False)], batch_size, limit, whole, "array", unused)
+    if not isinstance(data, Iterable):
+        raise DataError(
+            f"data is a {type(data).__name__}; give an array, a dict of arrays or an iterable of batches"
+        )
+    copy = not isinstance(data, Sequence)  # a generator may fill one buffer again and again
+    tables = (table(batch, f"batch {i}", copy) for i, batch in enumerate(data))
+    return _calibrate(tables, batch_size, limit, True, "batches", unused)
+
+
+def automatic_batch_size(bytes_per_sample: int) -> int:
+    """About 1 MiB of input per batch: a power of two from 1 to 1024."""
+    fitting = min(BATCH_BYTES // max(bytes_per_sample, 1), LARGEST_AUTOMATIC_BATCH)
+    return 1 << (max(fitting, 1).bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns that are fed together, `size` rows of each in a run; all rows where it is None."""
+
+    columns: Sequence[Column]
+    size: int | None
+    samples: int
+    runs: int
+    dropped: int = 0
+
+    def used(self, column: Column) -> int:
+        """How many rows of a column are fed at all."""
+        if column.feed is Feed.BATCH and self.size is not None:
+            return self.samples
+        return self.runs if column.feed is Feed.RUN else column.rows
+
+    def batch(self, run: int) -> Batch:
+        return {column.spec.name: self._fed(column, run) for column in self.columns}
+
+    def _fed(self, column: Column, run: int) -> Array:
+        if column.feed is Feed.RUN:
+            return column.take(run, run + 1).reshape(column.parts[0].shape[1:])
+        if self.size is None:
+            return column.take(0, column.rows)
+        return column.take(run * self.size, min((run + 1) * self.size, self.samples))
+
+
+@dataclass(frozen=True)
+class Batches(Sequence[Batch]):
+    """The runs of all tables, read when asked for."""
+
+    tables: Sequence[Table]
+
+    @cached_property
+    def ends(self) -> list[int]:
+        return list(itertools.accumulate(table.runs for table in self.tables))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return [self[run] for run in range(len(self))[index]]
+        run = range(len(self))[index]
+        table = bisect_right(self.ends, run)
+        return self.tables[table].batch(run - (self.ends[table - 1] if table else 0))
+
+
+def _join(fitted: Sequence[Sequence[Column]]) -> list[Column] | None:
+    """The files of each input as one column; None where they do not form one."""
+    for files in fitted:
+        kinds = {(column.feed, column.parts[0].shape[1:]) for column in files}
+        if len(kinds) > 1 or (len(files) > 1 and files[0].feed is Feed.SAME):
+            return None
+    return [replace(files[0], parts=tuple(column.parts[0] for column in files)) for files in fitted]
+
+
+def _by_file(fitted: Sequence[Sequence[Column]]) -> Iterator[list[Column]]:
+    """The first file of every input, then the second of every input; a single scalar goes with each."""
+    most = max(fitted, key=len, default=[])
+    for files in fitted:
+        if len(files) != len(most) and not (len(files) == 1 and files[0].feed is Feed.SAME):
+            name, most_name = files[0].spec.name, most[0].spec.name
+            raise DataError(
+                f"input {name!r} has {len(files)} files, input {most_name!r} {len(most)}, "
+                "and they are fed one by one; give every input the same number of files"
+            )
+    return ([files[min(i, len(files) - 1)] for files in fitted] for i in range(max(len(most), 1)))
+
+
+def _calibrate(
+    tables: Iterable[list[Column]],
+    batch_size: BatchSize,
+    limit: int | None,
+    as_given: bool,
+    source: str,
+    unused: Mapping[str, str],
+) -> Calibration:
+    """Plans the runs within the limit, then goes once through all the values that they use."""
+    for option, number in (("--batch-size", batch_size), ("--limit", limit)):
+        if isinstance(number, int) and number < 1:
+            raise DataError(f"{option} must be at least 1, got {number}")
+    plan: list[Table] = []
+    left = math.inf if limit is None else limit
+    for columns in tables:
+        plan.append(_plan(columns, batch_size, left, as_given))
+        left -= plan[-1].samples + plan[-1].dropped
+        if left <= 0:
+            break
+    if not plan:
+        raise DataError("there is no batch in the data; give at least one")
+    samples, dropped = sum(table.samples for table in plan), sum(table.dropped for table in plan)
+    size = plan[0].size
+    if samples == 0:
+        raise DataError(
+            f"{source}: {dropped} samples do not fill the model's fixed batch of {size}; give at least {size}"
+        )
+    warnings = [f"{where}: {name!r} is not an input of the model, left out" for name, where in unused.items()]
+    if dropped:
+        warnings.append(
+            f"{dropped} of {samples + dropped} samples do not fill a batch of {size} and are left out"
+        )
+    return Calibration(Batches(plan), samples, dropped, (*warnings, *_examine(plan)), source)
+
+
+def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_given: bool) -> Table:
+    """How many rows of each column go into a run, and how many runs there are."""
+    batched = [column for column in columns if column.feed is Feed.BATCH]
+    by_run = [column for column in columns if column.feed is Feed.RUN]
+    counts = {column.rows: column.spec.name for column in batched}
+    fixed = {column.fixed_batch: column.spec.name for column in batched if column.fixed_batch}
+    if len(counts) > 1 and batch_size == "all":
+        if limit < math.inf:
+            raise DataError(
+                "inputs whose first axes differ are fed whole with --batch-size all; leave out --limit"
+            )
+        return Table(columns, size=None, samples=1, runs=1)
+    for what, sizes in (("samples", counts), ("samples in each of its fixed batches", fixed)):
+        if len(sizes) > 1:
+            (one, one_name), (other, other_name), *_ = sizes.items()
+            raise DataError(
+                f"input {one_name!r} has {one} {what}, input {other_name!r} {other}; {_HOW_TO_AGREE}"
+            )
+    for size, name in fixed.items():
+        if batch_size not in (None, "all", size):
+            raise DataError(
+                f"input {name!r} has a batch fixed at {size}; leave out --batch-size {batch_size}"
+            )
+    rows = next((column.rows for column in batched + by_run), 1)
+    if fixed:
+        size = next(iter(fixed))
+    elif not batched:
+        size = 1
+    elif isinstance(batch_size, int):
+        size = batch_size
+    elif as_given:
+        size = rows
+    else:
+        size = 1 if by_run else automatic_batch_size(max(column.row_bytes for column in batched))
+    runs = rows // size if fixed else math.ceil(rows / size)
+    for column in by_run:
+        name = column.spec.name
+        if not batched and batch_size not in (None, 1, *column.parts[0].shape[1:2]):
+            raise DataError(f"each row for input {name!r} is one run; leave out --batch-size {batch_size}")
+        if column.rows != runs:
+            raise DataError(
+                f"input {name!r} has rows for {column.rows} runs, "
+                f"input {(batched + by_run)[0].spec.name!r} for {runs}; {_HOW_TO_AGREE}"
+            )
+    used = int(min(rows, limit))
+    dropped = used % size if fixed else 0
+    return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped)
+
+
+@dataclass
+class Moments:
+    """Mean and variance of values that come in pieces, in float64, merged as by Chan, Golub and LeVeque."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: Array) -> None:
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, BATCH_BYTES):
+            piece = flat[start : start + BATCH_BYTES].astype(np.float64)
+            mean = float(piece.mean())
+            delta, total = mean - self.mean, self.count + piece.size
+            piece -= mean
+            piece *= piece  # in place: new arrays of this size would take most of the time
+            self.squares += float(piece.sum()) + delta * delta * self.count * piece.size / total
+            self.mean += delta * piece.size / total
+            self.count = total
+
+    def warning(self, name: str) -> Iterator[str]:
+        """What to tell the person about an input with these moments, if anything."""
+        variance = self.squares / max(self.count, 1)
+        if self.count > 1 and not (
+            abs(self.mean) <= MOST_MEAN and LEAST_VARIANCE <= variance <= MOST_VARIANCE
+        ):
+            yield (
+                f"input {name!r} has mean {self.mean:.4g} and variance {variance:.4g}, not about 0 and 1; "
+                "scale it as you will in training"
+            )
+
+
+def _examine(tables: Sequence[Table]) -> Iterator[str]:
+    """Reads every value that is used, once, in pieces; yields the warnings."""
+    moments: dict[str, Moments] = {}
+    bad: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for table in tables:
+        for column in table.columns:
+            name, used = column.spec.name, table.used(column)
+            step = max(1, BATCH_BYTES // max(column.row_bytes, 1))
+            for start in range(0, used, step):
+                values = column.take(start, min(start + step, used))
+                if values.dtype.kind != "f":
+                    continue
+                finite = np.isfinite(values)
+                if not finite.all():
+                    row, *within = [*map(int, np.argwhere(~finite)[0])] or [0]
+                    first.setdefault(name, column.describe(start + row, within))
+                    bad[name] = bad.get(name, 0) + int(np.count_nonzero(~finite))
+                elif column.feed is not Feed.SAME:
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        moments.setdefault(name, Moments()).add(values)
+    for name, count in bad.items():
+        raise DataError(
+            f"input {name!r} has {count} NaN or Inf, the first at {first[name]}; remove or replace them"
+        )
+    for name, seen in moments.items():
+        yield from seen.warning(name)

@@ -1,0 +1,207 @@
+"""Arrays in files that may be broken or hostile: found, opened safely, and read in pieces.
+
+1. Nothing is ever unpickled, and no header is believed: an array that promises more bytes than its file (or
+   its member of a zip archive) holds is refused before memory is set aside for it.
+2. An .npy file is mapped into memory anew for each piece, so that a large one is never copied whole and a
+   directory of thousands keeps no file open.
+3. A member of an .npz archive is unpacked whole, once, when its values are first asked for, and only if it
+   fits into half of the memory there is.
+4. Whatever numpy, zipfile or zlib raise on the way leaves here as a `DataError` of one line.
+
+A further kind of file is one more entry in `READERS`.
+"""
+
+import math
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DataError
+
+Array = npt.NDArray[Any]
+
+UNNAMED = ""
+"""The name of the one array in a file that gives its array no name."""
+
+_LONGEST_EMPTY_AXIS = 2**20
+_MEMORY_IF_UNKNOWN = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array whose shape and type are known and whose values are read when asked for."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], Array]
+    added_axis: bool = False  # the first axis is ours, not the file's
+
+    @classmethod
+    def of(cls, array: Array, where: str) -> "StoredArray":
+        """An array that is in memory already."""
+        return cls(where, array.shape, array.dtype, lambda: array)
+
+    def with_batch_axis(self) -> "StoredArray":
+        """The same values with a first axis of length 1."""
+        return replace(self, shape=(1, *self.shape), load=lambda: self.load()[None], added_axis=True)
+
+    def values(self, start: int | None = None, stop: int | None = None) -> Array:
+        """Rows `start` to `stop` along the first axis, or everything; a view where the file allows it."""
+        array = self.load()
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise DataError(f"{self.where}: changed while it was being read; run again when it is complete")
+        return array if start is None else array[start:stop]
+
+
+Contents = Mapping[str, Callable[[], StoredArray]]
+"""The arrays of a file by name; each is opened, its header checked, when called."""
+
+
+def find(path: Path) -> list[Path]:
+    """The data files that a path means: itself, or those in a directory, by name with 2 before 10."""
+    known = " or ".join(READERS)
+    if path.is_dir():
+        with _reading(path):
+            entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+            files = [entry for entry in entries if entry.suffix.lower() in READERS and entry.is_file()]
+        if not files:
+            raise DataError(f"{path}: no {known} files in this directory; save the data with numpy.save")
+        return sorted(files, key=_natural)
+    if not path.exists():
+        raise DataError(f"{path}: no such file; give an {known} file or a directory of them")
+    if not path.is_file() or path.suffix.lower() not in READERS:
+        raise DataError(f"{path}: not an {known} file; save the data with numpy.save or numpy.savez")
+    return [path]
+
+
+def contents(path: Path) -> Contents:
+    """What is in a file that `find` found."""
+    return READERS[path.suffix.lower()](path)
+
+
+def available_memory() -> int:
+    """The bytes this process may still use, as far as the system tells."""
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        available = int(meminfo.partition("MemAvailable:")[2].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        try:
+            available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):  # Windows, macOS
+            available = _MEMORY_IF_UNKNOWN
+    try:  # a container's own limit (cgroup v2)
+        group = Path("/sys/fs/cgroup")
+        most, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        return max(0, min(available, int(most) - int(used)))
+    except (OSError, ValueError):
+        return available
+
+
+def _npy(path: Path) -> Contents:
+    def opened() -> StoredArray:
+        with _reading(path), path.open("rb") as stream:
+            shape, dtype = _header(stream, str(path), path.stat().st_size)
+        return StoredArray(str(path), shape, dtype, partial(_mapped, path))
+
+    return {UNNAMED: opened}
+
+
+def _mapped(path: Path) -> Array:
+    with _reading(path):
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+
+
+def _npz(path: Path) -> Contents:
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+    if not members:
+        raise DataError(f"{path}: holds no arrays; save them with numpy.savez(path, name=array)")
+    return {name.removesuffix(".npy"): partial(_member, path, name) for name in members}
+
+
+def _member(path: Path, name: str) -> StoredArray:
+    where = f"{path}[{name.removesuffix('.npy')!r}]"
+    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+        shape, dtype = _header(stream, where, archive.getinfo(name).file_size)
+    return StoredArray(where, shape, dtype, cache(partial(_unpacked, path, name, where)))
+
+
+def _unpacked(path: Path, name: str, where: str) -> Array:
+    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+        size, available = archive.getinfo(name).file_size, available_memory()
+        if size > available // 2:
+            raise DataError(
+                f"{where}: unpacks to {size:,} bytes, more than half of the {available:,} bytes of memory "
+                "available; save it with numpy.save, an .npy file is read in pieces"
+            )
+        _header(stream, where, size)
+        stream.seek(0)
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        stream.read(1)  # at the end zipfile compares the checksum
+        return array
+
+
+def _header(stream: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and type of an array in a stream of `size` bytes, if they can be true."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+    else:  # numpy writes 3.0 for structured arrays with field names beyond latin-1 only
+        raise DataError(
+            f"{where}: its format {version[0]}.{version[1]} is not one for plain arrays; save a plain array"
+        )
+    if dtype.hasobject:
+        raise DataError(
+            f"{where}: holds pickled Python objects, which are never loaded; save an array of numbers"
+        )
+    promised = math.prod(shape) * dtype.itemsize
+    held = size - stream.tell()
+    if min(shape, default=0) < 0 or (promised == 0 and max(shape, default=0) > _LONGEST_EMPTY_AXIS):
+        raise DataError(f"{where}: its header gives the shape {shape}, which cannot be; save the array again")
+    if promised > held:
+        raise DataError(
+            f"{where}: its header promises {shape} {dtype}, {promised:,} bytes, but it holds {held:,}; "
+            "the file is truncated, save or copy it again"
+        )
+    return shape, dtype
+
+
+def _natural(path: Path) -> tuple[list[tuple[str, int]], str]:
+    """Sorts frame2 before frame10: text and number in turn."""
+    parts = [*re.split(r"(\d+)", path.name), ""]
+    return [(text, int(digits or 0)) for text, digits in zip(parts[::2], parts[1::2], strict=True)], path.name
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Makes a `DataError` of whatever comes up; from a broken file nearly anything can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as numpy's about headers written by Python 2
+            yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise DataError(
+            f"{path}: not a whole {path.suffix} file ({reason}); save it again with numpy.save or numpy.savez"
+        ) from error
+
+
+READERS: dict[str, Callable[[Path], Contents]] = {".npy": _npy, ".npz": _npz}
+"""How to open each kind of file, by the end of its name."""
