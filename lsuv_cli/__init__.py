@@ -1,1 +1,20 @@
-"""LSUV initialization for ONNX models."""
+"""LSUV initialization for ONNX models: `initialize` and `measure`, and the types of what they give."""
+
+from typing import TYPE_CHECKING, Any
+
+from lsuv_cli.version import __version__
+
+if TYPE_CHECKING:
+    from lsuv_cli.api import Initialized, Settings, initialize, measure
+    from lsuv_cli.report import LayerReport, Report, Status
+
+__all__ = ["Initialized", "LayerReport", "Report", "Settings", "Status", "__version__", "initialize", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import numpy, onnx and onnxruntime only when they are needed: `lsuv --help` must not wait for them."""
+    if name in __all__:
+        from lsuv_cli import api, report
+
+        return getattr(report if name in {"LayerReport", "Report", "Status"} else api, name)
+    raise AttributeError(f"module 'lsuv_cli' has no attribute {name!r}")

@@ -76,9 +76,7 @@ def read(
         matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
         for file, arrays in zip(files, matches, strict=True):
             for key in arrays.keys() ^ matches[0].keys():
-                raise DataError(
-                    f"{file} and {files[0]}: only one of them has {key!r}; give both the same arrays"
-                )
+                raise DataError(f"{file} and {files[0]}: only one of them has {key!r}; give both the same arrays")
         for key in matches[0]:
             if key in found:
                 raise DataError(f"{source}: input {key!r} has data already; put its files into one directory")
@@ -110,9 +108,7 @@ def from_arrays(
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
         return _calibrate([table(data, "array", False)], batch_size, limit, whole, "array", unused)
     if not isinstance(data, Iterable):
-        raise DataError(
-            f"data is a {type(data).__name__}; give an array, a dict of arrays or an iterable of batches"
-        )
+        raise DataError(f"data is a {type(data).__name__}; give an array, a dict of arrays or an iterable of batches")
     copy = not isinstance(data, Sequence)  # a generator may fill one buffer again and again
     tables = (table(batch, f"batch {i}", copy) for i, batch in enumerate(data))
     return _calibrate(tables, batch_size, limit, True, "batches", unused)
@@ -227,9 +223,7 @@ def _calibrate(
         )
     warnings = [f"{where}: {name!r} is not an input of the model, left out" for name, where in unused.items()]
     if dropped:
-        warnings.append(
-            f"{dropped} of {samples + dropped} samples do not fill a batch of {size} and are left out"
-        )
+        warnings.append(f"{dropped} of {samples + dropped} samples do not fill a batch of {size} and are left out")
     return Calibration(Batches(plan), samples, dropped, (*warnings, *_examine(plan)), source)
 
 
@@ -241,21 +235,15 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     fixed = {column.fixed_batch: column.spec.name for column in batched if column.fixed_batch}
     if len(counts) > 1 and batch_size == "all":
         if limit < math.inf:
-            raise DataError(
-                "inputs whose first axes differ are fed whole with --batch-size all; leave out --limit"
-            )
+            raise DataError("inputs whose first axes differ are fed whole with --batch-size all; leave out --limit")
         return Table(columns, size=None, samples=1, runs=1)
     for what, sizes in (("samples", counts), ("samples in each of its fixed batches", fixed)):
         if len(sizes) > 1:
             (one, one_name), (other, other_name), *_ = sizes.items()
-            raise DataError(
-                f"input {one_name!r} has {one} {what}, input {other_name!r} {other}; {_HOW_TO_AGREE}"
-            )
+            raise DataError(f"input {one_name!r} has {one} {what}, input {other_name!r} {other}; {_HOW_TO_AGREE}")
     for size, name in fixed.items():
         if batch_size not in (None, "all", size):
-            raise DataError(
-                f"input {name!r} has a batch fixed at {size}; leave out --batch-size {batch_size}"
-            )
+            raise DataError(f"input {name!r} has a batch fixed at {size}; leave out --batch-size {batch_size}")
     rows = next((column.rows for column in batched + by_run), 1)
     if fixed:
         size = next(iter(fixed))
@@ -305,9 +293,7 @@ class Moments:
     def warning(self, name: str) -> Iterator[str]:
         """What to tell the person about an input with these moments, if anything."""
         variance = self.squares / max(self.count, 1)
-        if self.count > 1 and not (
-            abs(self.mean) <= MOST_MEAN and LEAST_VARIANCE <= variance <= MOST_VARIANCE
-        ):
+        if self.count > 1 and not (abs(self.mean) <= MOST_MEAN and LEAST_VARIANCE <= variance <= MOST_VARIANCE):
             yield (
                 f"input {name!r} has mean {self.mean:.4g} and variance {variance:.4g}, not about 0 and 1; "
                 "scale it as you will in training"
@@ -336,8 +322,6 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
                     with np.errstate(over="ignore", invalid="ignore"):
                         moments.setdefault(name, Moments()).add(values)
     for name, count in bad.items():
-        raise DataError(
-            f"input {name!r} has {count} NaN or Inf, the first at {first[name]}; remove or replace them"
-        )
+        raise DataError(f"input {name!r} has {count} NaN or Inf, the first at {first[name]}; remove or replace them")
     for name, seen in moments.items():
         yield from seen.warning(name)

@@ -164,9 +164,7 @@ def _header(stream: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], 
             f"{where}: its format {version[0]}.{version[1]} is not one for plain arrays; save a plain array"
         )
     if dtype.hasobject:
-        raise DataError(
-            f"{where}: holds pickled Python objects, which are never loaded; save an array of numbers"
-        )
+        raise DataError(f"{where}: holds pickled Python objects, which are never loaded; save an array of numbers")
     promised = math.prod(shape) * dtype.itemsize
     held = size - stream.tell()
     if min(shape, default=0) < 0 or (promised == 0 and max(shape, default=0) > _LONGEST_EMPTY_AXIS):

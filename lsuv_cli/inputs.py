@@ -62,9 +62,7 @@ class InputSpec:
             return np.dtype(self.dtype)
         if self.dtype == "string":
             return np.dtype(object)
-        raise DataError(
-            f"input {self.name!r} is of type {self.dtype}, which lsuv cannot feed; cast it in the model"
-        )
+        raise DataError(f"input {self.name!r} is of type {self.dtype}, which lsuv cannot feed; cast it in the model")
 
 
 class Feed(Enum):
@@ -86,9 +84,7 @@ class Column:
     @cached_property
     def ends(self) -> list[int]:
         """After which row each part ends."""
-        return list(
-            itertools.accumulate(1 if self.feed is Feed.SAME else part.shape[0] for part in self.parts)
-        )
+        return list(itertools.accumulate(1 if self.feed is Feed.SAME else part.shape[0] for part in self.parts))
 
     @property
     def rows(self) -> int:
@@ -212,9 +208,7 @@ def _strings(values: Array, spec: InputSpec, part: StoredArray) -> Array:
         for value in objects.flat:
             str.encode(value)
     except TypeError:
-        raise _misfit(
-            spec, part, "not all of its values are strings, convert it with a.astype(str)"
-        ) from None
+        raise _misfit(spec, part, "not all of its values are strings, convert it with a.astype(str)") from None
     except (ValueError, SystemError):  # SystemError: what numpy has for code points beyond Unicode
         raise _misfit(spec, part, "its text is not valid UTF-8, decode it as what it is") from None
     return objects
@@ -269,26 +263,20 @@ def require(found: Iterable[str], inputs: Sequence[InputSpec], unused: Collectio
     for spec in inputs:
         if spec.required and spec.name not in found:
             others = f", but for {_quoted(unused)}, which the model does not have" if unused else ""
-            raise DataError(
-                f"no data for input {spec.name!r}{others}; {_listed(inputs)}; each needs an array"
-            )
+            raise DataError(f"no data for input {spec.name!r}{others}; {_listed(inputs)}; each needs an array")
 
 
 def in_memory(batch: object, where: str, copy: bool) -> Contents:
     """An array or a dict of arrays as if it were a file."""
     if not isinstance(batch, Mapping) and not hasattr(batch, "__array__"):
-        raise DataError(
-            f"{where} is a {type(batch).__name__}; give an array or a dict of arrays by input name"
-        )
+        raise DataError(f"{where} is a {type(batch).__name__}; give an array or a dict of arrays by input name")
 
     def opened(name: str, value: Any) -> StoredArray:
         try:
             return StoredArray.of(np.array(value) if copy else np.asarray(value), where)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors on a GPU
             reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{where}: {name!r} cannot be made a numpy array ({reason}); convert it"
-            ) from error
+            raise DataError(f"{where}: {name!r} cannot be made a numpy array ({reason}); convert it") from error
 
     arrays = batch if isinstance(batch, Mapping) else {UNNAMED: batch}
     return {str(name): partial(opened, str(name), value) for name, value in arrays.items()}

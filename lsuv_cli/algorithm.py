@@ -1,0 +1,289 @@
+"""LSUV itself (Mishkin and Matas, "All you need is a good init", Algorithm 1):
+
+    Pre-initialize network with orthonormal matrices
+    for each layer L do
+        while |Var(B_L) - 1| >= Tol and T_i < T_max do
+            do Forward pass with a mini-batch
+            calculate Var(B_L)
+            W_L = W_L / sqrt(Var(B_L))
+
+Here "each layer" is each stage (stages.py), the mini-batch is all of the data, and one measurement gives the exact
+scale, because B_L is linear in W_L: Var(s·y + b) = s²·Var(y) + 2s·Cov(y, b) + Var(b). The while loop's condition
+is the verification of the written file, which alone decides whether another trial is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, TypeProto
+
+from lsuv_cli import assembly, weights
+from lsuv_cli.assembly import Assembler
+from lsuv_cli.draft import Draft
+from lsuv_cli.graph import Graph
+from lsuv_cli.layers import Layer, by_tensor
+from lsuv_cli.moments import Accumulator, Moments
+from lsuv_cli.report import Status
+from lsuv_cli.runtime import Device, Frontier, Session, Unsupported
+from lsuv_cli.stages import Plan, Stage
+from lsuv_cli.weights import PreInit
+
+Array = NDArray[Any]
+Batches = Sequence[Mapping[str, Array]]
+Progress = Callable[[int, int], None]  # steps done, steps in all
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happened when a layer's turn came."""
+
+    variance: float | None  # of its output, with the pre-initialized weight
+    scale: float = 1.0
+    status: Status = Status.OK
+
+
+@dataclass
+class Runner:
+    """Runs the stages of a plan over all batches, one stage after another."""
+
+    graph: Graph
+    plan: Plan
+    batches: Batches
+    device: Device
+    memory: int
+    stored: Callable[[str], Array]
+    retype: Mapping[int, int]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.frontier = Frontier(self.device, self.memory)
+        self.assembler = Assembler(self.graph, self.plan, self.stored, self.retype)
+        self.scales: dict[str, float] = {}  # of each layer, relative to the weight that ran
+
+    def measure(self, index: int, running: Mapping[str, Array]) -> list[Moments]:
+        """Run a stage with the given weights; what its layers put out, as if all layers before it were scaled."""
+        stage = self.plan.stages[index]
+        exact: frozenset[str] = frozenset()
+        while True:
+            found = self._pass(index, stage, running, exact)
+            doubtful = {x.output for x, m in zip(stage.layers, found, strict=True) if not m.trusted} - exact
+            if not doubtful:
+                break
+            exact |= doubtful
+        still_needed = {name for later in self.plan.stages[index + 1 :] for name in later.inputs}
+        for batch in range(len(self.batches)):
+            self.frontier.keep_only(batch, still_needed)
+        return found
+
+    def _pass(self, index: int, stage: Stage, running: Mapping[str, Array], exact: frozenset[str]) -> list[Moments]:
+        session = Session(self.assembler.build(stage, self._types(stage), self.scales, running, exact), self.device)
+        sums = [Accumulator(probe) for probe in session.model.probes]
+        total = len(self.plan.stages) * len(self.batches)
+        for number, batch in enumerate(self.batches):
+            values = {name: self._value(session, number, batch, name) for name in stage.inputs}
+            kept, found = session.run(values)
+            for accumulator, numbers in zip(sums, found, strict=True):
+                accumulator.add(numbers)
+            self.frontier.put(number, kept)
+            self.progress(index * len(self.batches) + number + 1, total)
+            if number == 0 and any(not s.result().trusted for s in sums):
+                break  # no need to go through the rest before measuring exactly
+        return [accumulator.result() for accumulator in sums]
+
+    def _types(self, stage: Stage) -> dict[str, TypeProto]:
+        waiting = [name for name in stage.inputs if name not in self.graph.inputs]
+        fed = {
+            name: assembly.retyped_type(self.graph.inputs[name].type, self.retype)
+            for name in stage.inputs
+            if name in self.graph.inputs
+        }
+        return {**fed, **self.frontier.types(waiting)}
+
+    def _value(self, session: Session, number: int, batch: Mapping[str, Array], name: str) -> Any:
+        if name not in self.graph.inputs:
+            return self.frontier.get(number, name)
+        array = batch[name]
+        kind = self.graph.inputs[name].type.tensor_type.elem_type
+        if self.retype.get(kind) == TensorProto.FLOAT:
+            array = np.asarray(array, np.float32)
+        return session.to_device(array)
+
+
+def scale_layers(
+    draft: Draft,
+    graph: Graph,
+    plan: Plan,
+    batches: Batches,
+    device: Device,
+    *,
+    pre_init: PreInit,
+    seed: int,
+    target: float,
+    memory: int,
+    progress: Progress,
+) -> dict[str, Turn]:
+    """Go through the stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
+
+    def run(retype: Mapping[int, int]) -> dict[str, Turn]:
+        runner = Runner(graph, plan, batches, device, memory, draft.array, retype, progress)
+        turns: dict[str, Turn] = {}
+        try:
+            for index, stage in enumerate(plan.stages):
+                turns |= _scale_stage(draft, plan, runner, index, stage, pre_init, seed, target)
+        finally:
+            runner.frontier.close()
+        return turns
+
+    try:
+        return run(assembly.HALF)
+    except Unsupported:
+        return run(assembly.ALL)  # doubles as well, where the device has no kernel for them
+
+
+def _scale_stage(
+    draft: Draft, plan: Plan, runner: Runner, index: int, stage: Stage, pre_init: PreInit, seed: int, target: float
+) -> dict[str, Turn]:
+    groups = by_tensor(stage.layers)
+    # Weights run with He's standard deviation, so that a chain of them neither explodes nor vanishes.
+    running, factors = {}, {}
+    for base, users in groups.items():
+        stored, factors[base] = _running_weight(draft, users[0], pre_init, seed)
+        running[base] = stored
+    as_read = {x.weight.value: x.weight.seen(running[x.weight.base]) for x in stage.layers}
+    found = dict(zip([x.output for x in stage.layers], runner.measure(index, as_read), strict=True))
+    turns: dict[str, Turn] = {}
+    # A layer may owe the scale of another one of this stage: those come first, in the order of execution.
+    for base, users in groups.items():
+        owed = [_owed_before(plan, runner, layer) for layer in users]
+        measured = [_times(found[layer.output], factor) for layer, factor in zip(users, owed, strict=True)]
+        scale, status = solve(pooled(measured), target)
+        given = factors[base]
+        final = _cast(running[base], scale, users[0].weight.dtype) if status is Status.OK else None
+        if status is Status.OK and final is None:
+            status = Status.OVERFLOW
+        if final is None:
+            scale, final = 1.0 / given, _cast(running[base], 1.0 / given, users[0].weight.dtype)
+        if final is not None:
+            draft.store(base, final)
+        for layer, moments in zip(users, measured, strict=True):
+            runner.scales[layer.output] = scale
+            own = moments.variance / given**2 if math.isfinite(moments.variance) else moments.variance
+            turns[layer.output] = Turn(own, scale * given, status)
+    return turns
+
+
+def _owed_before(plan: Plan, runner: Runner, layer: Layer) -> float:
+    """The factor by which a layer's input is still too small or too large when it is measured."""
+    return math.prod(runner.scales[name] for name in plan.chain[layer.output])
+
+
+def _times(moments: Moments, factor: float) -> Moments:
+    if factor == 1.0:
+        return moments
+    return replace(moments, mean=moments.mean * factor, variance=moments.variance * factor**2)
+
+
+def pooled(parts: Sequence[Moments]) -> Moments:
+    """The moments of several outputs taken together as one sample, each with its own mean."""
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(part.count for part in parts)
+    share = [part.count / count for part in parts]
+
+    def average(name: str) -> float:
+        return math.fsum(w * getattr(part, name) for w, part in zip(share, parts, strict=True))
+
+    return Moments(average("mean"), average("variance"), average("bias_variance"), average("covariance"), count)
+
+
+def solve(y: Moments, target: float) -> tuple[float, Status]:
+    """The scale s with Var(s·y + b) = target, and how it went.
+
+    It is the larger root of s²·Var(y) + 2s·Cov(y, b) + Var(b) - target = 0. Where no root is positive, which
+    takes Var(b) >= target, the layer is out of reach and its weight is not shrunk to nothing.
+    """
+    if not (y.finite and math.isfinite(y.covariance) and math.isfinite(y.bias_variance)):
+        return 1.0, Status.NOT_FINITE
+    if y.variance <= 0.0:
+        return 1.0, Status.DEAD
+    half = y.covariance / y.variance
+    discriminant = half * half - (y.bias_variance - target) / y.variance
+    if discriminant < 0.0:
+        return 1.0, Status.UNREACHABLE
+    scale = -half + math.sqrt(discriminant)
+    # (-h + sqrt(h² + d)) loses its digits for a large positive h; this is the same number.
+    if half > 0.0 and y.bias_variance < target:
+        scale = ((target - y.bias_variance) / y.variance) / (half + math.sqrt(discriminant))
+    if scale <= 0.0 or not math.isfinite(scale):
+        return 1.0, Status.UNREACHABLE
+    return scale, Status.OK
+
+
+def pre_initialized(draft: Draft, layer: Layer, pre_init: PreInit, seed: int) -> Array:
+    """A layer's weight before scaling, in its stored layout, as float32 (or double, if kept as it is)."""
+    weight = layer.weight
+    if pre_init is PreInit.KEEP:
+        stored = draft.array(weight.base)
+        return stored if weight.dtype == "float64" else np.asarray(stored, np.float32)
+    matrices = weights.pre_initialize(pre_init, layer.form.shape, weights.stream(seed, weight.base))
+    return np.ascontiguousarray(weight.stored(layer.form.weight(matrices, weight.shape)))
+
+
+def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int) -> tuple[Array, float]:
+    """The weight that is run, and the factor by which it differs from the pre-initialized one."""
+    array = pre_initialized(draft, layer, pre_init, seed)
+    largest = float(np.max(np.abs(array), initial=0.0))
+    if not math.isfinite(largest) or largest == 0.0:
+        return array, 1.0
+    relative = np.ravel(array / array.dtype.type(largest))
+    rms = largest * math.sqrt(float(np.dot(relative, relative)) / relative.size)
+    factor = math.sqrt(2.0 / layer.form.fan_in) / rms
+    if not math.isfinite(factor):
+        return array, 1.0
+    return (array * array.dtype.type(factor) if factor < 1e30 else (array / largest * (largest * factor))), factor
+
+
+def _cast(array: Array, scale: float, dtype: str) -> Array | None:
+    """The scaled weight in its stored type; None if it does not fit."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = array * array.dtype.type(scale)
+        if dtype in {"float16", "bfloat16"}:
+            import ml_dtypes
+
+            scaled = scaled.astype(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
+        elif dtype == "float64":
+            scaled = scaled.astype(np.float64)
+    return scaled if bool(np.isfinite(scaled).all()) else None
+
+
+def verify(
+    graph: Graph,
+    plan: Plan,
+    stored: Callable[[str], Array],
+    batches: Batches,
+    device: Device,
+    memory: int,
+    progress: Progress,
+) -> dict[str, Moments]:
+    """Measure every layer of a model as it stands, in the model's own types where the device can."""
+    problem: Unsupported | None = None
+    for retype in ({}, assembly.HALF, assembly.ALL):
+        runner = Runner(graph, plan, batches, device, memory, stored, retype, progress)
+        try:
+            found: dict[str, Moments] = {}
+            for index, stage in enumerate(plan.stages):
+                moments = runner.measure(index, {})
+                found |= dict(zip([x.output for x in stage.layers], moments, strict=True))
+            return found
+        except Unsupported as why:
+            problem = why
+        finally:
+            runner.frontier.close()
+    assert problem is not None
+    raise problem

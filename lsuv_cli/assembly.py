@@ -1,0 +1,337 @@
+"""A stage as a model of its own: the nodes it runs, what it is fed, and the probes that measure its layers.
+
+Tensors are not put into the model but handed over beside it, so that no stage meets protobuf's 2 GiB limit and
+none is copied to be parsed. Small constants are inlined: shape logic needs to see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from lsuv_cli import moments
+from lsuv_cli.graph import Graph
+from lsuv_cli.layers import Layer, attribute
+from lsuv_cli.moments import Probe
+from lsuv_cli.stages import HOMOGENEOUS_ACTIVATIONS, Plan, Stage, Step
+
+Array = NDArray[Any]
+
+INLINE_BYTES = 1024
+HALF: dict[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
+ALL: dict[int, int] = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
+TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """A model to run, its large tensors, and the names by which it takes and gives values."""
+
+    proto: onnx.ModelProto
+    tensors: Mapping[str, Array]
+    feeds: Mapping[str, str]  # value -> the model's input that takes it
+    fetches: tuple[str, ...]  # values for later stages
+    probes: tuple[Probe, ...]
+
+
+@dataclass
+class Assembler:
+    """Builds the models of one plan's stages."""
+
+    graph: Graph
+    plan: Plan
+    stored: Callable[[str], Array]  # a stored tensor's present values
+    retype: Mapping[int, int] = field(default_factory=dict)  # element types to be replaced, e.g. half by float
+
+    def build(
+        self,
+        stage: Stage,
+        types: Mapping[str, TypeProto],
+        scales: Mapping[str, float],
+        weights: Mapping[str, Array],
+        exact: frozenset[str] = frozenset(),
+    ) -> StageModel:
+        """A stage's model.
+
+        `types` are those of the values it is fed, `scales` those of the layers before it, `weights` the values its
+        layers' operators are to read, `exact` the layers to be measured in the exact form.
+        """
+        work = _Work(self, types, weights)
+        for name in stage.inputs:
+            work.feed(name, self.plan.owed.get(name, ()), scales)
+        for step in stage.steps:
+            work.run(step)
+        if not self.plan.owed:  # nothing is scaled: the layers are measured as they stand
+            probes = [Probe(x.output, _axes(x), exact=x.output in exact) for x in stage.layers]
+        else:
+            probes = [work.measured(layer, layer.output in exact) for layer in stage.layers]
+        for probe, layer in zip(probes, stage.layers, strict=True):
+            work.nodes += moments.nodes(probe, self.graph.opset(), self.element_type(layer) == TensorProto.FLOAT)
+        return work.finish(stage.outputs, probes)
+
+    def element_type(self, layer: Layer) -> int:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(_numpy_name(layer.weight.dtype)))
+        return self.retype.get(kind, kind)
+
+
+class _Work:
+    """One stage's model in the making."""
+
+    def __init__(self, assembler: Assembler, types: Mapping[str, TypeProto], weights: Mapping[str, Array]) -> None:
+        self.assembler = assembler
+        self.graph = assembler.graph
+        self.types = types
+        self.nodes: list[NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.feeds: dict[str, str] = {}
+        self.inline: dict[str, TensorProto] = {}
+        self.sparse: list[onnx.SparseTensorProto] = []
+        self.tensors: dict[str, Array] = {}
+        self.known: set[str] = set()
+        for name, array in weights.items():
+            self.constant(name, array)
+
+    def feed(self, name: str, owed: Sequence[str], scales: Mapping[str, float]) -> None:
+        """Take a value from outside and pay what it owes: s·y + b, and the activation of a fused operator."""
+        source = f"{name}/owed" if owed else name
+        self.inputs.append(onnx.ValueInfoProto(name=source, type=self.types[name]))
+        self.feeds[name] = source
+        self.known.add(name)
+        if not owed:
+            return
+        factor = float(np.prod([scales[layer] for layer in owed]))
+        kind = self.types[name].tensor_type.elem_type
+        self.inline[f"{name}/factor"] = helper.make_tensor(f"{name}/factor", kind, [], [factor])
+        layer = self.assembler_layer(name)
+        bias = self.bias(layer) if layer else ""
+        activation = layer.activation if layer and layer.activation not in HOMOGENEOUS_ACTIVATIONS else ""
+        steps = [
+            ("Mul", f"{name}/factor"),
+            *([("Add", bias)] if bias else []),
+            *([(activation, "")] if activation else []),
+        ]
+        for k, (op, operand) in enumerate(steps):
+            target = name if k == len(steps) - 1 else f"{name}/paid{k}"
+            if operand:
+                self.nodes.append(helper.make_node(op, [source, operand], [target]))
+            else:
+                assert layer is not None
+                self.nodes.append(self.activation(layer, source, target))
+            source = target
+
+    def assembler_layer(self, name: str) -> Layer | None:
+        """The layer whose own output a value is."""
+        for stage in self.assembler.plan.stages:
+            for layer in stage.layers:
+                if layer.output == name:
+                    return layer
+        return None
+
+    def run(self, step: Step) -> None:
+        """Add a node: a scaled layer without its bias, any other as it stands."""
+        node = NodeProto()
+        node.CopyFrom(self.graph.nodes[step.node])
+        layer = step.layer
+        for name in self.graph.reads(step.node) if layer is None else node.input[:2]:
+            self.need(name)
+        if layer is None:
+            self.nodes.append(_retyped(node, self.assembler.retype))
+            return
+        del node.input[2:]
+        plain = layer.activation in HOMOGENEOUS_ACTIVATIONS and layer.activation
+        node.output[0] = f"{layer.output}/linear" if plain else layer.output
+        if layer.activation:
+            node.op_type, node.domain = node.op_type.removeprefix("Fused"), ""
+            kept = [a for a in node.attribute if not a.name.startswith("activation")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        self.nodes.append(node)
+        if plain:
+            self.nodes.append(self.activation(layer, node.output[0], layer.output))
+
+    def measured(self, layer: Layer, exact: bool) -> Probe:
+        """The probe of a layer that is to be scaled."""
+        value, bias = layer.output, self.bias(layer)
+        if layer.activation not in HOMOGENEOUS_ACTIVATIONS:
+            source = value
+            if bias:
+                source = f"{value}/biased"
+                self.nodes.append(helper.make_node("Add", [value, bias], [source]))
+            self.nodes.append(self.activation(layer, source, f"{value}/active"))
+            return Probe(f"{value}/active", _axes(layer), exact=exact)
+        return Probe(value, _axes(layer), bias, exact or bool(bias))
+
+    def bias(self, layer: Layer) -> str:
+        """A value that can be added to a layer's product as its bias; none where the bias is set to zero."""
+        bias = layer.bias
+        if bias is None or layer.output not in self.assembler.plan.keeps_bias:
+            return ""
+        self.need(bias.value)
+        name = bias.value
+        if bias.shape is not None:
+            shaped = f"{layer.output}/bias"
+            if shaped not in self.known:
+                shape = helper.make_tensor(f"{shaped}/shape", TensorProto.INT64, [len(bias.shape)], bias.shape)
+                self.inline[shape.name] = shape
+                self.nodes.append(helper.make_node("Reshape", [name, shape.name], [shaped]))
+                self.known.add(shaped)
+            name = shaped
+        if bias.factor != 1.0:
+            factored = f"{layer.output}/bias_factored"
+            if factored not in self.known:
+                kind = self.assembler.element_type(layer)
+                factor = helper.make_tensor(f"{factored}/factor", kind, [], [bias.factor])
+                self.inline[factor.name] = factor
+                self.nodes.append(helper.make_node("Mul", [name, factor.name], [factored]))
+                self.known.add(factored)
+            name = factored
+        return name
+
+    def activation(self, layer: Layer, source: str, target: str) -> NodeProto:
+        """The activation inside a fused operator as a node of its own."""
+        node = self.graph.nodes[layer.node]
+        numbers = list(attribute(node, "activation_params", ()))
+        numbers += [x for k in ("alpha", "beta") if (x := attribute(node, f"activation_{k}")) is not None]
+        names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(layer.activation, ())
+        return helper.make_node(layer.activation, [source], [target], **dict(zip(names, numbers, strict=False)))
+
+    def need(self, name: str) -> None:
+        """Bring in a constant that a node reads, or the nodes that compute it from constants."""
+        if not name or name in self.known or name not in self.graph.constant:
+            return
+        self.known.add(name)
+        if name in self.graph.tensors:
+            tensor = self.graph.tensors[name]
+            if tensor.data_type in self.assembler.retype or tensor.data_type == TensorProto.FLOAT:
+                self.constant(name, self.assembler.stored(name))
+            else:
+                self.other_constant(name, tensor)
+        elif name in self.graph.sparse:
+            sparse = onnx.SparseTensorProto()
+            sparse.CopyFrom(self.graph.sparse[name])
+            sparse.values.name = name
+            self.sparse.append(sparse)
+        else:
+            k = self.graph.producer[name]
+            for read in self.graph.reads(k):
+                self.need(read)
+            self.known.update(self.graph.nodes[k].output)
+            self.nodes.append(_retyped(self.graph.nodes[k], self.assembler.retype))
+
+    def constant(self, name: str, array: Array) -> None:
+        """A float tensor: inline if it is small, else beside the model."""
+        self.known.add(name)
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        target = self.assembler.retype.get(kind, kind)
+        if target != kind:
+            array = array.astype(helper.tensor_dtype_to_np_dtype(target))
+        if array.nbytes <= INLINE_BYTES:
+            self.inline[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        else:
+            self.tensors[name] = np.ascontiguousarray(array)
+
+    def other_constant(self, name: str, tensor: TensorProto) -> None:
+        """A tensor of integers, strings, booleans, doubles or an exotic type, as it is."""
+        copy = TensorProto()
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = self.assembler.stored(name)
+            if array.nbytes > INLINE_BYTES:
+                self.tensors[name] = np.ascontiguousarray(array)
+                return
+            copy = numpy_helper.from_array(np.ascontiguousarray(array))
+        else:
+            copy.CopyFrom(tensor)
+        copy.name = name
+        self.inline[name] = copy
+
+    def finish(self, outputs: Sequence[str], probes: Sequence[Probe]) -> StageModel:
+        graph = onnx.GraphProto(name="stage", node=self.nodes, input=self.inputs)
+        graph.initializer.extend(self.inline.values())
+        graph.sparse_initializer.extend(self.sparse)
+        for name, array in self.tensors.items():
+            stub = graph.initializer.add(name=name, dims=array.shape)
+            stub.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+            stub.data_location = TensorProto.EXTERNAL
+            # Never opened: the session gets the tensor itself under this name.
+            stub.external_data.add(key="location", value="in-memory")
+        # onnxruntime infers the type of an output that has only a name.
+        fetched = [*outputs, *(name for probe in probes for name in probe.fetches)]
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetched)
+        model = onnx.ModelProto(ir_version=max(self.graph.ir_version, 4), graph=graph)
+        model.opset_import.extend(self.graph.opsets)
+        return StageModel(model, self.tensors, self.feeds, tuple(outputs), tuple(probes))
+
+
+def retyped_type(kind: TypeProto, retype: Mapping[int, int]) -> TypeProto:
+    """A value's type with its element type replaced."""
+    copy = TypeProto()
+    copy.CopyFrom(kind)
+    inner = copy
+    while not inner.HasField("tensor_type"):
+        if inner.HasField("sequence_type"):
+            inner = inner.sequence_type.elem_type
+        elif inner.HasField("optional_type"):
+            inner = inner.optional_type.elem_type
+        else:
+            return copy
+    inner.tensor_type.elem_type = retype.get(inner.tensor_type.elem_type, inner.tensor_type.elem_type)
+    return copy
+
+
+def _retyped(node: NodeProto, retype: Mapping[int, int]) -> NodeProto:
+    """A node with all element types replaced that it names, its inner graphs included."""
+    if not retype or not node.attribute:
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for held in copy.attribute:
+        if held.type == AttributeProto.INT and held.name in TYPE_ATTRIBUTES:
+            held.i = retype.get(held.i, held.i)
+        elif held.type == AttributeProto.TENSOR:
+            held.t.CopyFrom(_retyped_tensor(held.t, retype))
+        elif held.type == AttributeProto.GRAPH:
+            _retype_graph(held.g, retype)
+        elif held.type == AttributeProto.GRAPHS:
+            for graph in held.graphs:
+                _retype_graph(graph, retype)
+    return copy
+
+
+def _retype_graph(graph: onnx.GraphProto, retype: Mapping[int, int]) -> None:
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        info.type.CopyFrom(retyped_type(info.type, retype))
+    for tensor in graph.initializer:
+        tensor.CopyFrom(_retyped_tensor(tensor, retype))
+    for node in graph.node:
+        node.CopyFrom(_retyped(node, retype))
+
+
+def _retyped_tensor(tensor: TensorProto, retype: Mapping[int, int]) -> TensorProto:
+    target = retype.get(tensor.data_type)
+    if target is None:
+        return tensor
+    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(target))
+    return numpy_helper.from_array(array, tensor.name)
+
+
+def _axes(layer: Layer) -> tuple[int, ...] | None:
+    """The axes of one group of a layer's output: a channel's positions, or a row."""
+    if "Conv" in layer.op:
+        return tuple(range(2, len(layer.weight.shape)))
+    if len(layer.weight.shape) > 1 and layer.op != "Einsum":
+        return (-1,)
+    return None
+
+
+def _numpy_name(dtype: str) -> Any:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return dtype

@@ -1,0 +1,214 @@
+"""An ONNX file in: its structure without its weights, and each tensor's bytes when they are asked for.
+
+External data is read as ranges of plain files that lie beside the model. A model that names anything else
+(an absolute path, a way out of its directory, a link) is refused, because onnx has been tricked that way again
+and again (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from lsuv_cli.errors import ModelError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where an external tensor's bytes lie."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+class ModelFile:
+    """A model whose external tensors stay on disk until they are read."""
+
+    def __init__(self, proto: onnx.ModelProto, directory: Path | None, name: str) -> None:
+        self.proto = proto
+        self.directory = directory
+        self.name = name  # for messages
+        self.ranges = {id_of(t): self._range(t) for t in tensors(proto) if is_external(t)}
+
+    @property
+    def has_external_data(self) -> bool:
+        return bool(self.ranges)
+
+    @property
+    def data_files(self) -> set[Path]:
+        return {r.path for r in self.ranges.values()}
+
+    def raw(self, tensor: TensorProto) -> bytes:
+        """A tensor's bytes in ONNX's raw layout."""
+        if is_external(tensor):
+            where = self.ranges[id_of(tensor)]
+            with where.path.open("rb") as file:
+                file.seek(where.offset)
+                data = file.read(where.length)
+            if len(data) != where.length:
+                raise ModelError(f"{where.path}: the file became shorter while it was read")
+            return data
+        if tensor.HasField("raw_data"):
+            return tensor.raw_data
+        return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+    def array(self, tensor: TensorProto) -> Array:
+        """A tensor's values; float tensors are not copied where that can be avoided."""
+        if not is_external(tensor):
+            try:
+                return numpy_helper.to_array(tensor)
+            except (ValueError, TypeError) as problem:
+                raise ModelError(f"{self.name}: tensor {tensor.name!r} is damaged: {problem}") from problem
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        where = self.ranges[id_of(tensor)]
+        if math.prod(tensor.dims) * dtype.itemsize != where.length or where.length == 0:
+            whole = TensorProto()
+            whole.CopyFrom(tensor)
+            whole.ClearField("external_data")
+            whole.data_location = TensorProto.DEFAULT
+            whole.raw_data = self.raw(tensor)
+            return numpy_helper.to_array(whole)
+        return np.memmap(where.path, dtype, "r", where.offset, tuple(tensor.dims))
+
+    def _range(self, tensor: TensorProto) -> Range:
+        """The place of an external tensor, checked."""
+
+        def wrong(what: str, todo: str) -> ModelError:
+            return ModelError(f"{self.name}: external data of tensor {tensor.name!r} {what}; {todo}")
+
+        keys = {e.key: e.value for e in tensor.external_data}
+        location = keys.get("location", "")
+        if self.directory is None:
+            raise wrong("cannot be found", "give the model as a file beside its data, not as a stream")
+        if not location or "\0" in location:
+            raise wrong("names no file", "export the model again")
+        relative = Path(location.replace("\\", "/"))
+        if relative.is_absolute() or ".." in relative.parts or relative.drive:
+            raise wrong(f"lies outside the model's directory ({location})", "move it beside the model")
+        path = self.directory / relative
+        for part in [path, *path.parents][: len(relative.parts)]:
+            if part.is_symlink():
+                raise wrong(f"is behind a symbolic link ({part})", "copy model and data with cp -L and use the copy")
+        try:
+            status = path.stat()
+        except OSError as problem:
+            raise wrong(f"cannot be read ({path}: {problem.strerror})", "keep it beside the model") from None
+        if not path.is_file():
+            raise wrong(f"is not a file ({path})", "keep it beside the model")
+        if status.st_nlink > 1:
+            raise wrong(f"is a hard link ({path})", "copy model and data with cp and use the copy")
+        try:
+            offset = int(keys.get("offset") or 0)
+            length = int(keys["length"]) if keys.get("length") else _byte_size(tensor)
+        except ValueError:
+            raise wrong("has an offset or length that is no number", "export the model again") from None
+        if offset < 0 or length < 0 or offset + length > status.st_size:
+            raise wrong(
+                f"ends at byte {offset + length} of {path}, which has {status.st_size}",
+                "the file is incomplete: copy or export it again",
+            )
+        if length != _byte_size(tensor):
+            raise wrong(f"has {length} bytes, its shape wants {_byte_size(tensor)}", "export the model again")
+        return Range(path, offset, length)
+
+
+def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
+    """Read a model from a path, from bytes, or take a copy of one in memory."""
+    if isinstance(source, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(source)
+        return ModelFile(_checked(copy, "model"), None, "model")
+    if isinstance(source, bytes):
+        return ModelFile(_parsed(source, "<stdin>"), None, "<stdin>")
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except IsADirectoryError:
+        raise ModelError(f"{path} is a directory; give an ONNX file") from None
+    except OSError as problem:
+        raise ModelError(f"{path}: {problem.strerror or problem}") from None
+    return ModelFile(_parsed(data, str(path)), path.absolute().parent, str(path))
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model, those in attributes, inner graphs and functions included."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def id_of(tensor: TensorProto) -> tuple[str, ...]:
+    """Identifies an external tensor by where its bytes lie; names repeat between inner graphs."""
+    return (tensor.name, *(f"{e.key}={e.value}" for e in tensor.external_data))
+
+
+def is_external(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for held in node.attribute:
+        match held.type:
+            case AttributeProto.TENSOR:
+                yield held.t
+            case AttributeProto.TENSORS:
+                yield from held.tensors
+            case AttributeProto.GRAPH:
+                yield from _graph_tensors(held.g)
+            case AttributeProto.GRAPHS:
+                for graph in held.graphs:
+                    yield from _graph_tensors(graph)
+
+
+def _byte_size(tensor: TensorProto) -> int:
+    count = math.prod(tensor.dims)
+    four: tuple[int, ...] = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
+    bits = 4 if tensor.data_type in four else None
+    if bits is None:
+        try:
+            bits = 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        except (KeyError, TypeError):
+            raise ModelError(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
+    return (count * bits + 7) // 8
+
+
+def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{name} is empty; give an ONNX file")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ModelError(f"{name} is not an ONNX file, or is damaged or cut off") from None
+    return _checked(model, name)
+
+
+def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    if not model.HasField("graph") or not (model.graph.node or model.graph.initializer):
+        raise ModelError(f"{name} holds no graph; give an ONNX model")
+    if not model.opset_import:
+        raise ModelError(f"{name} imports no operator set; it is damaged or not an ONNX model")
+    return model

@@ -1,0 +1,96 @@
+"""What was done, as data: one entry for each node that looks like a layer. `to_json` is the documented schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from lsuv_cli.errors import ExitCode
+
+SCHEMA = "lsuv-report/1"
+
+
+class Status(StrEnum):
+    """How a layer ended. All but the first four make the exit code 1."""
+
+    OK = "ok"  # within the tolerance, or as given where nothing was asked of it
+    PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
+    SKIPPED = "skipped"
+    EXCLUDED = "excluded"
+    OUTSIDE = "outside"  # outside the tolerance
+    DEAD = "dead"  # its output has no variance
+    NOT_FINITE = "non-finite"  # Inf or NaN in its output or weight
+    UNREACHABLE = "unreachable"  # the kept bias alone has too much variance
+    OVERFLOW = "overflow"  # the scaled weight does not fit its type
+
+
+FINE = frozenset({Status.OK, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer, or one node that looks like a layer and was left alone."""
+
+    name: str
+    op: str
+    status: Status
+    stage: int | None = None
+    weight: str = ""
+    shape: tuple[int, ...] = ()
+    groups: int = 1
+    dtype: str = ""
+    place: str = ""
+    shared: bool = False
+    variance_given: float | None = None  # in the model as given, if asked for
+    variance_at_turn: float | None = None  # with the pre-initialized weight and all layers before it scaled
+    scale: float | None = None
+    variance: float | None = None  # in the written file
+    mean: float | None = None
+    weight_std: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole of one run."""
+
+    command: str
+    version: str
+    model: str
+    output: str | None
+    layers: tuple[LayerReport, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    device: str = ""
+    data: str = ""
+    samples: int = 0
+    batches: int = 0
+    stages: int = 0
+    trials: int = 0
+    memory: dict[str, int | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        fine = all(layer.status in FINE for layer in self.layers)
+        return ExitCode.DONE if fine else ExitCode.OUTSIDE_TOLERANCE
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values; numbers that JSON has no word for become null."""
+        found = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
+        plain = _plain(found)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

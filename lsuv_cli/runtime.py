@@ -1,0 +1,303 @@
+"""onnxruntime: the device, sessions, and the values that wait between stages. The only importer of onnxruntime.
+
+Values stay on the device as OrtValues and go in and out by IOBinding, so that the CPU and CUDA run the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, TypeProto, helper
+
+from lsuv_cli.assembly import StageModel
+from lsuv_cli.errors import DeviceError, ModelError
+
+Array = NDArray[Any]
+
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+# TF32 makes variances depend on the card. The exhaustive search would be paid again for every stage and shape.
+CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+
+# Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
+ort.set_default_logger_severity(4)
+
+
+class Unsupported(ModelError):
+    """The device has no kernel for an operator with these types."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where sessions run."""
+
+    kind: str  # "cpu" or "cuda"
+    index: int
+    threads: int
+
+    def __str__(self) -> str:
+        if self.kind == "cpu":
+            return f"CPU, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"CUDA device {self.index}"
+
+    @property
+    def providers(self) -> list[Any]:
+        if self.kind == "cpu":
+            return [CPU]
+        return [(CUDA, {"device_id": str(self.index), **CUDA_OPTIONS}), CPU]
+
+
+def open_device(request: str = "auto", threads: int | None = None) -> Device:
+    """The device asked for; "auto" is CUDA where a session really gets it."""
+    count = threads or available_threads()
+    kind, _, number = request.lower().partition(":")
+    if kind not in {"auto", "cpu", "cuda"} or (number and (kind != "cuda" or not number.isdigit())):
+        raise DeviceError(f"--device {request!r} is not one of auto, cpu, cuda, cuda:N")
+    if kind == "cpu":
+        return Device("cpu", 0, count)
+    cuda = Device("cuda", int(number or 0), count)
+    reason = _why_no_cuda(cuda)
+    if not reason:
+        return cuda
+    if kind == "auto":
+        return Device("cpu", 0, count)
+    raise DeviceError(f"--device {request} cannot be used: {reason}")
+
+
+def available_threads() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _why_no_cuda(device: Device) -> str:
+    """Empty if a session on the device really runs there, else what is missing."""
+    if CUDA not in ort.get_available_providers():
+        installed = {name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)}
+        if len(installed) == 2:
+            return (
+                "onnxruntime and onnxruntime-gpu are both installed and hide each other; run "
+                "pip uninstall onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu"
+            )
+        return "this onnxruntime has no CUDA support; pip install 'lsuv-cli[cuda]'"
+    if importlib.util.find_spec("nvidia") and hasattr(ort, "preload_dlls"):
+        # CUDA's libraries from PyPI have to be loaded first. It prints its findings to stdout.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            ort.preload_dlls()
+    identity = helper.make_node("Identity", ["x"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([identity], "probe", values[:1], values[1:])
+    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    try:
+        session = ort.InferenceSession(probe.SerializeToString(), providers=device.providers)
+    except Exception as problem:
+        return _one_line(problem)
+    if CUDA in session.get_providers():
+        return ""
+    return (
+        "no CUDA session could be made; it needs an NVIDIA GPU with its driver, and the CUDA and cuDNN libraries "
+        "(pip install 'lsuv-cli[cuda]' brings them)"
+    )
+
+
+def _is_installed(name: str) -> bool:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version(name))
+    return False
+
+
+class Session:
+    """A stage's model, ready to run."""
+
+    def __init__(self, model: StageModel, device: Device) -> None:
+        self.model = model
+        self.device = device
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = device.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.use_deterministic_compute = True
+        self._held = {name: _from_numpy(array) for name, array in model.tensors.items()}
+        if self._held:
+            options.add_external_initializers(list(self._held), list(self._held.values()))
+        with translated():
+            self._session = ort.InferenceSession(model.proto.SerializeToString(), options, providers=device.providers)
+        self._probed = [name for probe in model.probes for name in probe.fetches]
+
+    def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
+        """The values for later stages, still on the device, and what each probe found."""
+        binding = self._session.io_binding()
+        for value, name in self.model.feeds.items():
+            binding.bind_ortvalue_input(name, values[value])
+        for name in self.model.fetches:
+            binding.bind_output(name, self.device.kind, self.device.index)
+        for name in self._probed:
+            binding.bind_output(name, "cpu")
+        with translated():
+            self._session.run_with_iobinding(binding)
+        fetched = binding.get_outputs()
+        kept = dict(zip(self.model.fetches, fetched, strict=False))
+        numbers = iter(fetched[len(self.model.fetches) :])
+        return kept, [[next(numbers).numpy() for _ in probe.fetches] for probe in self.model.probes]
+
+    def to_device(self, array: Array) -> Any:
+        return _from_numpy(array, self.device)
+
+
+def _from_numpy(array: Array, device: Device | None = None) -> Any:
+    kind, index = (device.kind, device.index) if device else ("cpu", 0)
+    if array.dtype.kind in "biufOUS" and str(array.dtype) != "bfloat16":
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), kind, index)
+    code = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), code)
+
+
+@dataclass
+class Spilled:
+    """A tensor that waits in the temporary file."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass
+class Frontier:
+    """The values that wait between stages, for each batch; above a budget they wait in a temporary file."""
+
+    device: Device
+    budget: int
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    bytes: int = 0
+    spilled: int = 0
+    peak: int = 0
+    _file: Any = None
+    _end: int = 0
+
+    def put(self, batch: int, values: Mapping[str, Any]) -> None:
+        while len(self.kept) <= batch:
+            self.kept.append({})
+        for name, value in values.items():
+            self._forget(batch, name)
+            size = _size(value)
+            if size and self.bytes + size > self.budget:
+                self.kept[batch][name] = self._spill(value)
+            else:
+                self.kept[batch][name] = value
+                self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+    def get(self, batch: int, name: str) -> Any:
+        value = self.kept[batch][name]
+        if not isinstance(value, Spilled):
+            return value
+        count = int(np.prod(value.shape, dtype=np.int64))
+        self._file.seek(value.offset)
+        data = self._file.read(count * value.dtype.itemsize)
+        return _from_numpy(np.frombuffer(data, value.dtype).reshape(value.shape), self.device)
+
+    def keep_only(self, batch: int, names: set[str]) -> None:
+        """Free what no later stage reads."""
+        for name in [name for name in self.kept[batch] if name not in names] if batch < len(self.kept) else []:
+            self._forget(batch, name)
+
+    def _forget(self, batch: int, name: str) -> None:
+        value = self.kept[batch].pop(name, None)
+        if value is not None and not isinstance(value, Spilled):
+            self.bytes -= _size(value)
+
+    def types(self, names: Sequence[str]) -> dict[str, TypeProto]:
+        """The types of waiting values, as a graph input declares them."""
+        found = {}
+        for name in names:
+            value = self.kept[0][name]
+            if isinstance(value, Spilled):
+                found[name] = helper.make_tensor_type_proto(
+                    helper.np_dtype_to_tensor_dtype(value.dtype), [None] * len(value.shape)
+                )
+            else:
+                found[name] = _type_of(value)
+        return found
+
+    def close(self) -> None:
+        self.kept.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self, value: Any) -> Spilled:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="lsuv-")  # noqa: SIM115  it lives as long as the frontier
+        array = np.ascontiguousarray(value.numpy())
+        self._file.seek(self._end)
+        self._file.write(array.reshape(-1).view(np.uint8).data)
+        place = Spilled(self._end, array.shape, array.dtype)
+        self._end += array.nbytes
+        self.spilled += array.nbytes
+        return place
+
+
+def _size(value: Any) -> int:
+    """The bytes of a tensor that could be spilled; 0 for strings, sequences and empty optionals."""
+    if not value.is_tensor() or value.data_type() == "tensor(string)" or not value.shape():
+        return 0
+    return int(value.tensor_size_in_bytes())
+
+
+def _type_of(value: Any) -> TypeProto:
+    """onnxruntime's description of a value's type, such as seq(tensor(float)), as ONNX writes it."""
+    text = value.data_type()
+    wrappers = re.findall(r"(seq|optional)\(", text)
+    match = re.search(r"tensor\((\w+)\)", text)
+    if match is None:
+        raise ModelError(f"a value of type {text} has to pass from one stage to the next, which is not possible")
+    names = {"float": "FLOAT", "double": "DOUBLE"}
+    code = TensorProto.DataType.Value(names.get(match[1], match[1].upper()))
+    shape = [None] * len(value.shape()) if value.is_tensor() else None
+    kind = helper.make_tensor_type_proto(code, shape)
+    for wrapper in reversed(wrappers):
+        make = helper.make_sequence_type_proto if wrapper == "seq" else helper.make_optional_type_proto
+        kind = make(kind)
+    return kind
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn onnxruntime's exceptions into ours."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as problem:
+        kind = type(problem).__name__
+        if kind in {"NotImplemented", "InvalidGraph", "Fail"} and "Could not find an implementation" in str(problem):
+            raise Unsupported(f"onnxruntime cannot run the model here: {_one_line(problem)}") from problem
+        if "Failed to allocate memory" in str(problem) or "bad_alloc" in str(problem):
+            raise ModelError(
+                "onnxruntime ran out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
+            ) from problem
+        raise ModelError(f"onnxruntime cannot run the model: {_one_line(problem)}") from problem
+
+
+def _one_line(problem: BaseException) -> str:
+    """An onnxruntime message without its preamble, source paths and line breaks."""
+    text = " ".join(str(problem).split())
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
+    return text.strip()[:300]
+
+
+def version() -> str:
+    return str(ort.__version__)
