@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import algorithm, calibration, layers, norms, ownership, runtime, stages
+from lsuv_cli import algorithm, calibration, estimate, layers, norms, ownership, runtime, stages
 from lsuv_cli import graph as graphs
 from lsuv_cli.algorithm import Turn
 from lsuv_cli.calibration import BatchSize, Calibration, Data, InputSpec
@@ -187,9 +187,13 @@ class _Job:
                     if data is not None:
                         verified = self._verified(written, data, device)
                 draft.publish()
-            entries = self._entries(draft, graph, found, plan, turns, verified, given, decided, keeps_bias.kept)
+            planned = self._expected(graph, draft, plan, data) if dry_run else {}
+            entries = self._entries(
+                draft, graph, found, plan, turns, verified, given, decided, keeps_bias.kept, dry_run
+            )
             self.seconds["total"] = time.perf_counter() - begun
-            report = self._report("init", entries, data, device, plan, trials, output)
+            report = self._report("init", entries, data, device, plan, trials, None if dry_run else output)
+            report = replace(report, memory=planned)
             model = None if draft.scratch is not None and self.file.has_external_data else self.file.proto
             return Initialized(model, report)
 
@@ -306,6 +310,14 @@ class _Job:
                 f"{len(old)} BatchNormalization node{'s' if len(old) > 1 else ''} behind layers keep statistics of the "
                 "old weights; --reset-norm sets them to mean 0 and variance 1"
             )
+
+    def _expected(
+        self, graph: Graph, draft: Draft, plan: stages.Plan, data: Calibration | None
+    ) -> dict[str, int | None]:
+        """The bytes that a run would take."""
+        batches = data.batches if data else ()
+        between = estimate.between_stages(graph, plan, batches, lambda name: self._stored(graph, draft, name))
+        return {"weights_of_a_stage": estimate.stage_weights(graph, plan), "values_between_stages": between}
 
     def _recurrent(self, draft: Draft, found: Found) -> None:
         from lsuv_cli.weights import pre_initialize, stream
@@ -458,6 +470,7 @@ class _Job:
         given: dict[str, Moments],
         decided: ownership.Ownership,
         keeps_bias: Collection[str],
+        dry_run: bool,
     ) -> list[LayerReport]:
         every = self._everything(graph, draft)
         wanted = {layer.output for layer in found.layers}
@@ -472,7 +485,7 @@ class _Job:
                 status = Status.EXCLUDED if left.excluded else Status.SKIPPED
                 notes: tuple[str, ...] = (left.reason,)
             elif not turns:
-                status, notes = Status.PRE_INITIALIZED, ()
+                status, notes = Status.PLANNED if dry_run else Status.PRE_INITIALIZED, ()
             elif turn is not None and turn.status is not Status.OK:
                 status, notes = turn.status, ()
             elif tied:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -176,7 +177,7 @@ def init(
             assert done.model is not None
             _write_stdout(done.model)
         _tell(done.report, console, json=json, quiet=quiet, verbose=verbose)
-        raise typer.Exit(int(done.report.exit_code))
+    raise typer.Exit(int(done.report.exit_code))
 
 
 def _tell(report: Any, console: Console, *, json: bool, quiet: bool, verbose: bool) -> None:
@@ -294,10 +295,13 @@ def _errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _complain("interrupted; nothing was written")
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
-    except MemoryError:
+    except Exception as problem:
         if os.environ.get("LSUV_DEBUG"):
             raise
-        _complain("out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory")
+        if isinstance(problem, MemoryError):
+            _complain("out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory")
+        else:
+            _complain(f"internal error, please report it ({type(problem).__name__}: {problem}); nothing was written")
         raise typer.Exit(int(ExitCode.BAD_REQUEST)) from None
 
 
@@ -307,4 +311,10 @@ def _complain(text: str) -> None:
 
 def main() -> None:
     """The `lsuv` command."""
+    # A polite request to stop cleans up like Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
     app()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

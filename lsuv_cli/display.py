@@ -13,6 +13,7 @@ from lsuv_cli.report import FINE, LayerReport, Report, Status
 
 COLOURS = {
     Status.OK: "green",
+    Status.PLANNED: "green",
     Status.PRE_INITIALIZED: "green",
     Status.SKIPPED: "yellow",
     Status.EXCLUDED: "yellow",
@@ -51,13 +52,14 @@ def table(report: Report, verbose: bool = False) -> Table:
     used = [(title, name) for title, name in columns if any(getattr(r, name) is not None for r in rows)]
     for title, _ in used:
         grid.add_column(title, justify="right", no_wrap=True)
-    if verbose or not used:
+    staged = verbose or any(row.status is Status.PLANNED for row in rows)
+    if staged:
         grid.add_column("stage", justify="right", no_wrap=True)
     grid.add_column("status", no_wrap=True)
     for row in rows:
         cells: list[str | Text] = [row.name, row.op, "x".join(map(str, row.shape))]
         cells += [_number(getattr(row, name)) for _, name in used]
-        if verbose or not used:
+        if staged:
             cells.append("" if row.stage is None else str(row.stage + 1))
         cells.append(Text(row.status, style=COLOURS.get(row.status, "bold red")))
         grid.add_row(*cells)
@@ -80,20 +82,35 @@ def summary(report: Report) -> Text:
     counts = Counter(layer.status for layer in report.layers)
     bad = [f"{counts[s]} {s}" for s in Status if counts[s] and s not in FINE]
     left = [f"{counts[s]} {s}" for s in (Status.SKIPPED, Status.EXCLUDED) if counts[s]]
-    good = counts[Status.OK] + counts[Status.PRE_INITIALIZED]
-    done = "pre-initialized" if counts[Status.PRE_INITIALIZED] and not counts[Status.OK] else "within tolerance"
-    if not report.seconds.get("calibration") and report.command == "init" and report.output is None:
-        done = "planned"
-    parts = [f"{good} layer{'s' if good != 1 else ''} {done}", *left, *bad]
+    kinds = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
+    good = [f"{counts[s]} layer{'s' if counts[s] != 1 else ''} {text}" for s, text in kinds.items() if counts[s]]
+    parts = [*good, *left, *bad]
     text = Text(", ".join(parts), style="bold red" if bad else "bold")
     facts = [f"{report.samples} samples" if report.samples else "", report.device]
     facts.append(f"{report.stages} stage{'s' if report.stages != 1 else ''}" if report.stages else "")
     facts.append(f"{report.trials} trials" if report.trials > 1 else "")
     facts.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
     text.append(f" ({'; '.join(f for f in facts if f)})", style="not bold")
+    if report.memory:
+        text.append(f"\nmemory expected: {memory(report.memory)}", style="not bold")
     if report.output:
         text.append(f" -> {report.output}", style="not bold")
     return text
+
+
+def memory(expected: dict[str, int | None]) -> str:
+    """What a plan will need, for people."""
+    return ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in expected.items())
+
+
+def _size(size: float | None) -> str:
+    if size is None:
+        return "unknown"
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def worst(report: Report, count: int = 3) -> list[LayerReport]:

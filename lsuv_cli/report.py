@@ -14,9 +14,10 @@ SCHEMA = "lsuv-report/1"
 
 
 class Status(StrEnum):
-    """How a layer ended. All but the first four make the exit code 1."""
+    """How a layer ended. All but the first five make the exit code 1."""
 
     OK = "ok"  # within the tolerance, or as given where nothing was asked of it
+    PLANNED = "planned"  # --dry-run
     PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
@@ -27,7 +28,7 @@ class Status(StrEnum):
     OVERFLOW = "overflow"  # the scaled weight does not fit its type
 
 
-FINE = frozenset({Status.OK, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
+FINE = frozenset({Status.OK, Status.PLANNED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Report:
     batches: int = 0
     stages: int = 0
     trials: int = 0
-    memory: dict[str, int | None] = field(default_factory=dict)
+    memory: dict[str, int | None] = field(default_factory=dict)  # bytes expected; null where not known
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 

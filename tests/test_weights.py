@@ -90,9 +90,7 @@ def assert_entry_of_haar(entry: NDArray[np.float32], n: int) -> None:
     assert_moment(entry, 4, 3 / (n * (n + 2)))
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 2), (3, 3), (5, 8), (8, 5), (20, 70), (70, 70), (60, 100), (100, 80)], ids=str
-)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (5, 8), (8, 5), (20, 70), (70, 70), (60, 100), (100, 80)], ids=str)
 def test_entries_have_the_moments_of_haar(shape: tuple[int, int]) -> None:
     q = orthonormal((3000, *shape), stream(3, "w"))
     for corner in [q[:, 0, 0], q[:, 0, -1], q[:, -1, 0], q[:, -1, -1]]:
@@ -139,9 +137,7 @@ def test_a_rotation_of_the_plane_has_a_uniform_angle() -> None:
         (PreInit.GAUSSIAN, (1, 1100, 2000), 1),
     ],
 )
-def test_gaussian_kinds_have_their_variance(
-    kind: PreInit, shape: tuple[int, int, int], variance: float
-) -> None:
+def test_gaussian_kinds_have_their_variance(kind: PreInit, shape: tuple[int, int, int], variance: float) -> None:
     weight = pre_initialize(kind, shape, stream(0, "w"))
     assert_moment(weight, 1, 0)
     assert_moment(weight, 2, variance)
@@ -208,9 +204,7 @@ def test_same_seed_and_name_give_the_same_bytes(kind: PreInit) -> None:
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_another_seed_or_name_gives_other_weights(kind: PreInit) -> None:
-    weight, *others = (
-        pre_initialize(kind, (1, 9, 100), stream(*key)) for key in [(7, "w"), (8, "w"), (7, "v")]
-    )
+    weight, *others = (pre_initialize(kind, (1, 9, 100), stream(*key)) for key in [(7, "w"), (8, "w"), (7, "v")])
     for other in others:
         assert not np.isclose(weight, other, rtol=1e-3).all(axis=-1).any()
 
