@@ -5,16 +5,29 @@ from typing import TYPE_CHECKING, Any
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
-    from lsuv_cli.api import Initialized, Settings, initialize, measure
+    from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
     from lsuv_cli.report import LayerReport, Report, Status
+    from lsuv_cli.settings import Settings
 
-__all__ = ["Initialized", "LayerReport", "Report", "Settings", "Status", "__version__", "initialize", "measure"]
+__all__ = [
+    "Initialized",
+    "LayerReport",
+    "Report",
+    "Settings",
+    "Status",
+    "__version__",
+    "compare",
+    "initialize",
+    "inspect",
+    "measure",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import numpy, onnx and onnxruntime only when they are needed: `lsuv --help` must not wait for them."""
     if name in __all__:
-        from lsuv_cli import api, report
+        from lsuv_cli import api, report, settings
 
-        return getattr(report if name in {"LayerReport", "Report", "Status"} else api, name)
+        home = next(module for module in (api, report, settings) if hasattr(module, name))
+        return getattr(home, name)
     raise AttributeError(f"module 'lsuv_cli' has no attribute {name!r}")

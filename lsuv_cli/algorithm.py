@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto
 
-from lsuv_cli import assembly, weights
+from lsuv_cli import precision, weights
 from lsuv_cli.assembly import Assembler
 from lsuv_cli.draft import Draft
 from lsuv_cli.graph import Graph
@@ -31,8 +31,8 @@ from lsuv_cli.layers import Layer, by_tensor
 from lsuv_cli.moments import Accumulator, Moments
 from lsuv_cli.report import Status
 from lsuv_cli.runtime import Device, Frontier, Session, Unsupported
+from lsuv_cli.settings import PreInit
 from lsuv_cli.stages import Plan, Stage
-from lsuv_cli.weights import PreInit
 
 Array = NDArray[Any]
 Batches = Sequence[Mapping[str, Array]]
@@ -46,6 +46,11 @@ class Turn:
     variance: float | None  # of its output, with the pre-initialized weight
     scale: float = 1.0
     status: Status = Status.OK
+
+    def then(self, later: Turn) -> Turn:
+        """Two trials as one: the variance before the first, the scale of both."""
+        status = later.status if self.status is Status.OK else self.status
+        return Turn(self.variance, self.scale * later.scale, status)
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Runner:
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
         waiting = [name for name in stage.inputs if name not in self.graph.inputs]
         fed = {
-            name: assembly.retyped_type(self.graph.inputs[name].type, self.retype)
+            name: precision.retyped_type(self.graph.inputs[name].type, self.retype)
             for name in stage.inputs
             if name in self.graph.inputs
         }
@@ -130,8 +135,12 @@ def scale_layers(
 ) -> dict[str, Turn]:
     """Go through the stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
 
+    def read(name: str) -> Array:
+        # A constant inside a function of the model is none of the draft's.
+        return draft.array(name) if draft.holds(name) else draft.file.array(graph.tensors[name])
+
     def run(retype: Mapping[int, int]) -> dict[str, Turn]:
-        runner = Runner(graph, plan, batches, device, memory, draft.array, retype, progress)
+        runner = Runner(graph, plan, batches, device, memory, read, retype, progress)
         turns: dict[str, Turn] = {}
         try:
             for index, stage in enumerate(plan.stages):
@@ -141,9 +150,9 @@ def scale_layers(
         return turns
 
     try:
-        return run(assembly.HALF)
+        return run(precision.HALF)
     except Unsupported:
-        return run(assembly.ALL)  # doubles as well, where the device has no kernel for them
+        return run(precision.ALL)  # doubles as well, where the device has no kernel for them
 
 
 def _scale_stage(
@@ -168,7 +177,10 @@ def _scale_stage(
         if status is Status.OK and final is None:
             status = Status.OVERFLOW
         if final is None:
-            scale, final = 1.0 / given, _cast(running[base], 1.0 / given, users[0].weight.dtype)
+            scale = 1.0 / given
+            # A weight that is kept is as it was already, to the last bit.
+            if pre_init is not PreInit.KEEP:
+                final = _cast(running[base], scale, users[0].weight.dtype)
         if final is not None:
             draft.store(base, final)
         for layer, moments in zip(users, measured, strict=True):
@@ -273,7 +285,7 @@ def verify(
 ) -> dict[str, Moments]:
     """Measure every layer of a model as it stands, in the model's own types where the device can."""
     problem: Unsupported | None = None
-    for retype in ({}, assembly.HALF, assembly.ALL):
+    for retype in ({}, precision.HALF, precision.ALL):
         runner = Runner(graph, plan, batches, device, memory, stored, retype, progress)
         try:
             found: dict[str, Moments] = {}

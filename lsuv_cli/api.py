@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +15,40 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import algorithm, calibration, estimate, layers, norms, ownership, runtime, stages
+from lsuv_cli import (
+    algorithm,
+    calibration,
+    carry,
+    estimate,
+    layers,
+    madeup,
+    norms,
+    outcome,
+    preparation,
+    runtime,
+    stages,
+    weights,
+)
 from lsuv_cli import graph as graphs
 from lsuv_cli.algorithm import Turn
-from lsuv_cli.calibration import BatchSize, Calibration, Data, InputSpec
+from lsuv_cli.calibration import Calibration, Data, InputSpec
 from lsuv_cli.datafiles import available_memory
 from lsuv_cli.draft import Draft
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Found, Layer
+from lsuv_cli.images import ImageOptions
+from lsuv_cli.layers import Found
 from lsuv_cli.modelfile import ModelFile, load
 from lsuv_cli.moments import Moments
-from lsuv_cli.ownership import Tied
+from lsuv_cli.preparation import Prepared
 from lsuv_cli.report import LayerReport, Report, Status
+from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.stages import Plan
 from lsuv_cli.version import __version__
-from lsuv_cli.weights import PreInit
 
 Array = NDArray[Any]
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 # A model with more weights than this is verified in pieces.
 VERIFY_BYTES = 512 << 20
@@ -42,65 +56,12 @@ VERIFY_BYTES = 512 << 20
 FRONTIER_SHARE = 0.5
 
 
-class BiasMode(StrEnum):
-    ZERO = "zero"
-    KEEP = "keep"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All that can be chosen; each is an option of the command with the same name."""
-
-    pre_init: PreInit = PreInit.ORTHONORMAL
-    rescale: bool = True
-    bias: BiasMode = BiasMode.ZERO
-    tol: float = 0.01
-    max_trials: int = 10
-    target_variance: float = 1.0
-    seed: int = 0
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    tied: Tied = Tied.SHARE
-    recurrent: bool = False
-    reset_norm: bool = False
-    before: bool = False
-    batch_size: BatchSize = None
-    limit: int | None = None
-    device: str = "auto"
-    threads: int | None = None
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("tol", 0.0, 1.0),
-            ("target_variance", 0.0, math.inf),
-            ("max_trials", 0, math.inf),
-            ("threads", 0, 4096),
-            ("memory", 0, math.inf),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (low < value and (value <= high and math.isfinite(value))):
-                raise LsuvError(f"--{name.replace('_', '-')} is {value}; it must be above {low} and at most {high}")
-        if self.seed < 0:
-            raise LsuvError(f"--seed is {self.seed}; it must not be negative")
-        # Plain strings are welcome from Python.
-        for name, kind in (("pre_init", PreInit), ("bias", BiasMode), ("tied", Tied)):
-            try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError:
-                choices = ", ".join(kind)
-                raise LsuvError(f"--{name.replace('_', '-')} {getattr(self, name)!r} is not one of {choices}") from None
-
-
 @dataclass(frozen=True)
 class Initialized:
-    """What `initialize` gives: the model (None if it was written to a file with external data), and the report."""
+    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report."""
 
     model: onnx.ModelProto | None
     report: Report
-
-
-Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 
 def _silent(phase: str, done: int, total: int) -> None:
@@ -112,6 +73,7 @@ def initialize(
     data: Data | Sequence[str] | None = None,
     *,
     output: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
@@ -121,230 +83,168 @@ def initialize(
 
     `model` is a path, the bytes of a file or a ModelProto (which is not changed). `data` is an array, a dict of
     arrays, an iterable of batches, or a list of file names as `--data` takes them. With `output` the result is
-    written there. The other arguments are the fields of `Settings`.
+    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. The other
+    arguments are the fields of `Settings`.
     """
-    return _Job(load(model), _settings(settings), data, listen).initialize(
-        Path(output) if output is not None else None, force, dry_run
-    )
+    job = _Job(load(model), Settings.of(settings), data, listen)
+    carried = carry.check(weights, force) if weights is not None else None
+    return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
 
 
 def measure(model: Model, data: Data | Sequence[str], *, listen: Listener = _silent, **settings: Any) -> Report:
     """The variance of every layer's output in a model as it stands."""
-    return _Job(load(model), _settings(settings), data, listen).measure()
+    return _Job(load(model), Settings.of(settings), data, listen).look("measure")
 
 
-def _settings(given: dict[str, Any]) -> Settings:
-    known = {f.name for f in dataclasses.fields(Settings)}
-    unknown = set(given) - known
-    if unknown:
-        raise TypeError(f"unknown settings {sorted(unknown)}; there are {sorted(known)}")
-    for name in ("include", "exclude"):
-        if isinstance(given.get(name), str):
-            given = {**given, name: (given[name],)}
-    return Settings(**given)
+def inspect(
+    model: Model, data: Data | Sequence[str] | None = None, *, listen: Listener = _silent, **settings: Any
+) -> Report:
+    """The layers of a model and where their weights live; with data, what they put out."""
+    return _Job(load(model), Settings.of(settings), data, listen).look("inspect")
+
+
+def compare(
+    model: Model,
+    data: Data | Sequence[str],
+    inits: Sequence[str] = ("lsuv", "orthonormal", "xavier", "msra", "keep"),
+    *,
+    listen: Listener = _silent,
+    **settings: Any,
+) -> dict[str, Report]:
+    """A report for each initialization of the same model: "lsuv", or a pre-initialization without scaling.
+
+    "keep" is the model as given. Nothing is written.
+    """
+    known = ("lsuv", *PreInit)
+    unknown = [name for name in inits if name not in known]
+    if unknown or not inits:
+        raise LsuvError(f"--inits {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
+    file = load(model)
+    reports = {}
+    for name in dict.fromkeys(inits):
+        chosen = {**settings, "rescale": name == "lsuv"}
+        if name == PreInit.KEEP:
+            reports[name] = measure(model, data, listen=listen, **settings)
+            continue
+        if name != "lsuv":
+            chosen["pre_init"] = name
+        job = _Job(ModelFile(_copied(file.proto), file.directory, file.name), Settings.of(chosen), data, listen)
+        reports[name] = job.initialize(None, None, False, False).report
+    return reports
+
+
+def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 @dataclass
 class _Job:
+    """One request, from the model to the report."""
+
     file: ModelFile
     settings: Settings
     data: Data | Sequence[str] | None
     listen: Listener
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
 
-    def initialize(self, output: Path | None, force: bool, dry_run: bool) -> Initialized:
-        begun = time.perf_counter()
+    def initialize(self, output: Path | None, carried: Path | None, force: bool, dry_run: bool) -> Initialized:
+        """Prepare, scale, verify, publish."""
         chosen = self.settings
         if chosen.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give --data, or --no-rescale to stop after the pre-initialization")
+        device = runtime.open_device(chosen.device, chosen.threads)
         with Draft(self.file, None if dry_run else output, force=force) as draft:
-            graph = graphs.build(self.file.proto)
-            found = self._found(graph, draft)
-            data = self._calibration(graph) if self.data is not None else None
-            device = runtime.open_device(chosen.device, chosen.threads)
-            everything = self._everything(graph, draft)
-            given = self._measured("before", self.file, everything, data, device) if chosen.before and data else {}
-            graph, found, decided = self._settled(draft, graph, found)
-            keeps_bias = self._biases(draft, graph, found)
-            if keeps_bias.changed:
-                graph, found = self._again(draft, decided)
-            self._norms(draft, graph, found)
-            graph, found = self._again(draft, decided)
-            self.warnings += norms.training_mode(graph, draft.array)
-            plan = stages.cut(graph, found.layers, keeps_bias.kept, self._bytes(graph))
+            data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
+            given = self._measured("before", self.file, data, device) if chosen.before and data else {}
+            prepared = preparation.prepare(draft, chosen)
+            self.warnings += prepared.warnings
+            graph, read = prepared.graph, preparation.reader(draft, prepared.graph)
+            plan = stages.cut(graph, prepared.found.layers, prepared.keeps_bias, _bytes(graph))
             turns: dict[str, Turn] = {}
             verified: dict[str, Moments] = {}
-            trials = 0
-            if not dry_run:
-                metadata = self._metadata(data)
-                self._recurrent(draft, found)
+            trials, expected = 0, {}
+            if dry_run:
+                between = estimate.between_stages(graph, plan, data.batches if data else (), read)
+                expected = {"weights_of_a_stage": estimate.stage_weights(graph, plan), "values_between_stages": between}
+            else:
+                self._pre_initialize(draft, prepared.found)
                 if chosen.rescale and data is not None:
-                    turns, verified, trials = self._trials(draft, graph, plan, data, device, metadata)
+                    turns, verified, trials = self._scale(draft, prepared, plan, data, device)
                 else:
-                    self._pre_initialize(draft, found)
-                    written = draft.finish(metadata)
-                    if data is not None:
-                        verified = self._verified(written, data, device)
+                    written = draft.finish(self._metadata(data))
+                    verified = self._measured("verifying", written, data, device) if data else {}
+            entries = outcome.of_initialization(prepared, plan, turns, verified, given, chosen, read, dry_run)
+            if not dry_run:
+                if carried is not None:
+                    carry.write(carry.collect(prepared, read), carried)
                 draft.publish()
-            planned = self._expected(graph, draft, plan, data) if dry_run else {}
-            entries = self._entries(
-                draft, graph, found, plan, turns, verified, given, decided, keeps_bias.kept, dry_run
+            report = self._report(
+                "init",
+                entries,
+                data,
+                device,
+                output=None if dry_run or output is None else str(output),
+                stages=len(plan.stages),
+                trials=trials,
+                memory=expected,
             )
-            self.seconds["total"] = time.perf_counter() - begun
-            report = self._report("init", entries, data, device, plan, trials, None if dry_run else output)
-            report = replace(report, memory=planned)
-            model = None if draft.scratch is not None and self.file.has_external_data else self.file.proto
-            return Initialized(model, report)
+            external = draft.scratch is not None and self.file.has_external_data
+            return Initialized(None if external else self.file.proto, report)
 
-    def measure(self) -> Report:
-        begun = time.perf_counter()
+    def look(self, command: str) -> Report:
+        """Only look: at the layers, and with data at what they put out."""
         graph = graphs.build(self.file.proto)
-        found = layers.find(graph, self._reader(graph))
-        data = self._calibration(graph)
+        read = self._reader(graph)
+        every = layers.find(graph, read)
+        chosen = layers.choose(every, self.settings.include, self.settings.exclude)
+        data = self._calibration(graph) if self.data is not None else None
         device = runtime.open_device(self.settings.device, self.settings.threads)
-        self.warnings += norms.training_mode(graph, self._reader(graph))
-        verified = self._measured("measure", self.file, found, data, device)
-        chosen = layers.choose(found, self.settings.include, self.settings.exclude)
-        plan = stages.cut(graph, found.layers, (), {})
-        entries = []
-        for layer in found.layers:
-            status = self._judged(verified.get(layer.output)) if layer in chosen.layers else Status.EXCLUDED
-            entries.append((layer.node, self._entry(layer, status, verified, plan, None)))
-        entries += [(s.node, _skipped(s)) for s in found.skipped]
-        entries += [(r.node, _recurrent_entry(r, Status.OK)) for r in found.recurrent]
-        self.seconds["total"] = time.perf_counter() - begun
-        return self._report("measure", [e for _, e in sorted(entries, key=lambda x: x[0])], data, device, plan, 0, None)
-
-    # Parts of the job
+        self.warnings += norms.training_mode(graph, read)
+        verified = self._measured("measuring", self.file, data, device) if data else {}
+        plan = stages.cut(graph, chosen.layers, (), _bytes(graph))
+        entries = outcome.of_measurement(every, chosen, plan, verified, self.settings, read)
+        return self._report(command, entries, data, device, stages=len(plan.stages))
 
     def _reader(self, graph: Graph) -> Callable[[str], Array]:
         return lambda name: self.file.array(graph.tensors[name])
 
-    def _found(self, graph: Graph, draft: Draft) -> Found:
-        found = self._everything(graph, draft)
-        if not found.layers and not found.recurrent:
-            why = f" ({found.skipped[0].name}: {found.skipped[0].reason})" if found.skipped else ""
-            raise ModelError(f"{self.file.name} has no layer that can be initialized{why}; nothing was written")
-        return layers.choose(found, self.settings.include, self.settings.exclude)
-
-    def _everything(self, graph: Graph, draft: Draft) -> Found:
-        return layers.find(graph, lambda name: self._stored(graph, draft, name))
-
-    def _stored(self, graph: Graph, draft: Draft, name: str) -> Array:
-        return draft.array(name) if draft.holds(name) else self.file.array(graph.tensors[name])
-
     def _calibration(self, graph: Graph) -> Calibration:
         specs = [_spec(name, info) for name, info in graph.inputs.items()]
-        chosen = self.settings
-        if isinstance(self.data, list | tuple) and self.data and all(isinstance(d, str) for d in self.data):
-            data = calibration.read(self.data, specs, batch_size=chosen.batch_size, limit=chosen.limit)
+        size, limit = self.settings.batch_size, self.settings.limit
+        given = self.data
+        assert given is not None
+        if isinstance(given, list | tuple) and given and all(isinstance(item, str) for item in given):
+            names = [str(item) for item in given]
+            if names == [madeup.RANDOM]:
+                data = madeup.random(specs, batch_size=size, limit=limit, seed=self.settings.seed)
+            else:
+                pictures = ImageOptions(self.settings.mean, self.settings.std, self.settings.size)
+                data = calibration.read(names, specs, batch_size=size, limit=limit, pictures=pictures)
         else:
-            data = calibration.from_arrays(self.data, specs, batch_size=chosen.batch_size, limit=chosen.limit)  # type: ignore[arg-type]
+            data = calibration.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
         self.warnings += data.warnings
         return data
 
-    def _settled(self, draft: Draft, graph: Graph, found: Found) -> tuple[Graph, Found, ownership.Ownership]:
-        decided = ownership.settle_weights(draft, graph, found, self.settings.tied)
-        if decided.changed:
-            graph, found = self._again(draft, decided)
-        else:
-            found = layers.leave(found, decided.left_alone)
-        shared = [users for users in layers.by_tensor(found.layers).values() if len(users) > 1]
-        if shared:
-            self.warnings.append(
-                f"{len(shared)} weight{'s are' if len(shared) > 1 else ' is'} shared by several layers; if an "
-                "exporter merged equal tensors, --tied untie gives each layer its own"
-            )
-        return graph, found, decided
-
-    def _again(self, draft: Draft, decided: ownership.Ownership) -> tuple[Graph, Found]:
-        """Look at the model anew after its structure was changed."""
-        graph = graphs.build(self.file.proto)
-        found = layers.choose(self._everything(graph, draft), self.settings.include, self.settings.exclude)
-        return graph, layers.leave(found, decided.left_alone)
-
-    def _biases(self, draft: Draft, graph: Graph, found: Found) -> _Biases:
-        """Zero the biases, or keep them; the outputs of the layers that keep one which is not zero anyway."""
-        kept, wanted, values = set(), {}, {}
-        for layer in found.layers:
-            if layer.bias is None:
-                continue
-            if not layer.bias.constant:
-                kept.add(layer.output)
-                continue
-            value = self._constant(graph, draft, layer.bias.value)
-            if not np.any(value) and bool(np.isfinite(value).all()):
-                continue
-            if self.settings.bias is BiasMode.KEEP:
-                kept.add(layer.output)
-            else:
-                place = (layer.bias.node if layer.bias.node >= 0 else layer.node, layer.bias.position)
-                wanted[place] = 0.0
-                values[layer.bias.value] = value
-        impossible, changed = ownership.overwrite(draft, graph, wanted, values)
-        for layer in found.layers:
-            if layer.bias is not None:
-                place = (layer.bias.node if layer.bias.node >= 0 else layer.node, layer.bias.position)
-                if place in impossible:
-                    kept.add(layer.output)
-        return _Biases(frozenset(kept), changed)
-
-    def _constant(self, graph: Graph, draft: Draft, name: str) -> Array:
-        return np.asarray(layers.evaluate(graph, lambda n: self._stored(graph, draft, n), name))
-
-    def _norms(self, draft: Draft, graph: Graph, found: Found) -> None:
-        stale = list(norms.behind(graph, found.layers))
-        wanted = norms.resets(graph, stale)
-        values = {}
-        for k, position in wanted:
-            name = graph.nodes[k].input[position]
-            values[name] = self._constant(graph, draft, name)
-        old = {k for (k, p), number in wanted.items() if np.any(values[graph.nodes[k].input[p]] != number)}
-        if not old:
-            return
-        if self.settings.reset_norm:
-            ownership.overwrite(draft, graph, wanted, values)
-        else:
-            self.warnings.append(
-                f"{len(old)} BatchNormalization node{'s' if len(old) > 1 else ''} behind layers keep statistics of the "
-                "old weights; --reset-norm sets them to mean 0 and variance 1"
-            )
-
-    def _expected(
-        self, graph: Graph, draft: Draft, plan: stages.Plan, data: Calibration | None
-    ) -> dict[str, int | None]:
-        """The bytes that a run would take."""
-        batches = data.batches if data else ()
-        between = estimate.between_stages(graph, plan, batches, lambda name: self._stored(graph, draft, name))
-        return {"weights_of_a_stage": estimate.stage_weights(graph, plan), "values_between_stages": between}
-
-    def _recurrent(self, draft: Draft, found: Found) -> None:
-        from lsuv_cli.weights import pre_initialize, stream
-
-        kind = self.settings.pre_init
-        if not self.settings.recurrent or kind is PreInit.KEEP:
-            return
-        for item in found.recurrent:
-            for weight, form in item.weights:
-                matrices = pre_initialize(kind, form.shape, stream(self.settings.seed, weight.base))
-                draft.store(weight.base, weight.stored(form.weight(matrices, weight.shape)))
-
     def _pre_initialize(self, draft: Draft, found: Found) -> None:
-        for users in layers.by_tensor(found.layers).values():
-            if self.settings.pre_init is not PreInit.KEEP:
-                array = algorithm.pre_initialized(draft, users[0], self.settings.pre_init, self.settings.seed)
-                draft.store(users[0].weight.base, array)
+        """All that is not scaled: recurrent layers, and every layer where only this was asked for."""
+        kind, seed = self.settings.pre_init, self.settings.seed
+        if kind is PreInit.KEEP:
+            return
+        for item in found.recurrent if self.settings.recurrent else ():
+            for weight, form in item.weights:
+                matrices = weights.pre_initialize(kind, form.shape, weights.stream(seed, weight.base))
+                draft.store(weight.base, weight.stored(form.weight(matrices, weight.shape)))
+        for users in layers.by_tensor(found.layers).values() if not self.settings.rescale else ():
+            draft.store(users[0].weight.base, algorithm.pre_initialized(draft, users[0], kind, seed))
 
-    def _trials(
-        self,
-        draft: Draft,
-        graph: Graph,
-        plan: stages.Plan,
-        data: Calibration,
-        device: runtime.Device,
-        metadata: dict[str, str],
+    def _scale(
+        self, draft: Draft, prepared: Prepared, plan: Plan, data: Calibration, device: runtime.Device
     ) -> tuple[dict[str, Turn], dict[str, Moments], int]:
+        """Algorithm 1's loop: scale, write, verify what was written, and once more where that is not enough."""
         chosen = self.settings
         turns: dict[str, Turn] = {}
         worst = math.inf
@@ -352,7 +252,7 @@ class _Job:
             begun = time.perf_counter()
             found = algorithm.scale_layers(
                 draft,
-                graph,
+                prepared.graph,
                 plan,
                 data.batches,
                 device,
@@ -363,57 +263,53 @@ class _Job:
                 progress=lambda done, total: self.listen("scaling", done, total),
             )
             self._took("calibration", begun)
-            turns = found if trial == 1 else {k: _continued(turns[k], found[k]) for k in turns}
-            verified = self._verified(draft.finish(metadata), data, device)
-            deviations = [
-                abs(algorithm.pooled([verified[x.output] for x in users]).variance / chosen.target_variance - 1)
-                for stage in plan.stages
-                for users in layers.by_tensor(stage.layers).values()
-                if all(turns[x.output].status is Status.OK for x in users)
-            ]
-            previous, worst = worst, max(deviations, default=0.0)
+            turns = {k: turns[k].then(found[k]) if turns else found[k] for k in found}
+            begun = time.perf_counter()
+            written = draft.finish(self._metadata(data))
+            self._took("writing", begun)
+            verified = self._measured("verifying", written, data, device)
+            previous, worst = worst, self._worst(plan, turns, verified)
             if worst <= chosen.tol or not worst < 0.9 * previous:
                 break
         return turns, verified, trial
 
-    def _verified(self, written: ModelFile, data: Calibration, device: runtime.Device) -> dict[str, Moments]:
-        begun = time.perf_counter()
-        graph = graphs.build(written.proto)
-        found = layers.find(graph, lambda name: written.array(graph.tensors[name]))
-        verified = self._measured("verifying", written, found, data, device, graph)
-        self._took("verification", begun)
-        return verified
+    def _worst(self, plan: Plan, turns: Mapping[str, Turn], verified: Mapping[str, Moments]) -> float:
+        """The largest deviation from the target among the layers that can be scaled."""
+        deviations = [
+            abs(algorithm.pooled([verified[x.output] for x in users]).variance / self.settings.target_variance - 1)
+            for stage in plan.stages
+            for users in layers.by_tensor(stage.layers).values()
+            if all(turns[x.output].status is Status.OK for x in users)
+        ]
+        return max(deviations, default=0.0)
 
-    def _measured(
-        self,
-        phase: str,
-        file: ModelFile,
-        found: Found,
-        data: Calibration,
-        device: runtime.Device,
-        graph: Graph | None = None,
-    ) -> dict[str, Moments]:
-        graph = graph or graphs.build(file.proto)
-        plan = stages.segments(graph, found.layers, self._bytes(graph), VERIFY_BYTES)
-        tensors = graph.tensors
-        return algorithm.verify(
+    def _measured(self, phase: str, file: ModelFile, data: Calibration, device: runtime.Device) -> dict[str, Moments]:
+        """Every layer's output in a model as it stands, whole or in pieces."""
+        begun = time.perf_counter()
+        graph = graphs.build(file.proto)
+
+        def read(name: str) -> Array:
+            return file.array(graph.tensors[name])
+
+        plan = stages.segments(graph, layers.find(graph, read).layers, _bytes(graph), VERIFY_BYTES)
+        found = algorithm.verify(
             graph,
             plan,
-            lambda name: file.array(tensors[name]),
+            read,
             data.batches,
             device,
             self._memory(),
             lambda done, total: self.listen(phase, done, total),
         )
+        self._took("verification" if phase == "verifying" else phase, begun)
+        return found
 
     def _took(self, phase: str, begun: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
 
     def _memory(self) -> int:
-        return self.settings.memory or int(FRONTIER_SHARE * available_memory())
-
-    def _bytes(self, graph: Graph) -> dict[str, int]:
-        return {name: math.prod(t.dims) * 4 for name, t in graph.tensors.items()}
+        given = self.settings.memory
+        return int(FRONTIER_SHARE * available_memory()) if given is None else given
 
     def _metadata(self, data: Calibration | None) -> dict[str, str]:
         chosen = self.settings
@@ -425,95 +321,9 @@ class _Job:
             "target_variance": chosen.target_variance if chosen.rescale else "none",
             "tolerance": chosen.tol,
             "samples": data.samples if data else 0,
+            **({"data": data.source} if data and data.source == madeup.RANDOM else {}),
         }
         return {f"lsuv.{key}": str(value) for key, value in found.items()}
-
-    # The report
-
-    def _judged(self, moments: Moments | None) -> Status:
-        if moments is None or not moments.finite:
-            return Status.NOT_FINITE
-        if moments.variance == 0.0:
-            return Status.DEAD
-        off = abs(moments.variance / self.settings.target_variance - 1)
-        return Status.OK if off <= self.settings.tol else Status.OUTSIDE
-
-    def _entry(
-        self, layer: Layer, status: Status, verified: dict[str, Moments], plan: stages.Plan, turn: Turn | None
-    ) -> LayerReport:
-        moments = verified.get(layer.output)
-        return LayerReport(
-            name=layer.name,
-            op=layer.op,
-            status=status,
-            stage=plan.stage_of.get(layer.output),
-            weight=layer.weight.base,
-            shape=layer.weight.shape,
-            groups=layer.groups,
-            dtype=layer.weight.dtype,
-            place=layer.weight.place,
-            variance_at_turn=turn.variance if turn else None,
-            scale=turn.scale if turn else None,
-            variance=moments.variance if moments else None,
-            mean=moments.mean if moments else None,
-            notes=layer.notes,
-        )
-
-    def _entries(
-        self,
-        draft: Draft,
-        graph: Graph,
-        found: Found,
-        plan: stages.Plan,
-        turns: dict[str, Turn],
-        verified: dict[str, Moments],
-        given: dict[str, Moments],
-        decided: ownership.Ownership,
-        keeps_bias: Collection[str],
-        dry_run: bool,
-    ) -> list[LayerReport]:
-        every = self._everything(graph, draft)
-        wanted = {layer.output for layer in found.layers}
-        skipped = {s.node: s for s in found.skipped}
-        users = layers.by_tensor(found.layers)
-        entries: list[tuple[int, LayerReport]] = []
-        for layer in every.layers:
-            turn = turns.get(layer.output)
-            tied = len(users.get(layer.weight.base, ())) > 1
-            if layer.output not in wanted:
-                left = skipped[layer.node]
-                status = Status.EXCLUDED if left.excluded else Status.SKIPPED
-                notes: tuple[str, ...] = (left.reason,)
-            elif not turns:
-                status, notes = Status.PLANNED if dry_run else Status.PRE_INITIALIZED, ()
-            elif turn is not None and turn.status is not Status.OK:
-                status, notes = turn.status, ()
-            elif tied:
-                first = [x for x in users[layer.weight.base] if x.output in turns]
-                status = self._judged(algorithm.pooled([verified[x.output] for x in first]))
-                notes = () if turn is not None else ("scaled at the first use of its weight",)
-            else:
-                status, notes = self._judged(verified.get(layer.output)), ()
-            entry = self._entry(layer, status, verified, plan, turn)
-            extra = [*entry.notes, *decided.notes.get(layer.output, ()), *notes]
-            if layer.output in keeps_bias and layer.output in wanted:
-                extra.append("bias kept")
-            before = given.get(layer.output)
-            entry = replace(
-                entry,
-                notes=tuple(dict.fromkeys(extra)),
-                shared=tied,
-                variance_given=before.variance if before else None,
-                weight_std=_std(self._stored(graph, draft, layer.weight.base)),
-            )
-            entries.append((layer.node, entry))
-        known = {layer.node for layer in every.layers}
-        entries += [(s.node, _skipped(s)) for s in found.skipped if s.node not in known or s not in skipped.values()]
-        for item in found.recurrent:
-            done = self.settings.recurrent
-            status = Status.PRE_INITIALIZED if done else Status.SKIPPED
-            entries.append((item.node, _recurrent_entry(item, status)))
-        return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
 
     def _report(
         self,
@@ -521,63 +331,28 @@ class _Job:
         entries: Sequence[LayerReport],
         data: Calibration | None,
         device: runtime.Device,
-        plan: stages.Plan,
-        trials: int,
-        output: Path | None,
+        **facts: Any,
     ) -> Report:
+        self._took("total", self.begun)
         return Report(
             command=command,
             version=__version__,
             model=self.file.name,
-            output=str(output) if output is not None else None,
             layers=tuple(entries),
-            settings={k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self.settings).items()},
+            settings=self.settings.to_json(),
             device=str(device),
             data=data.source if data else "",
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
-            stages=len(plan.stages),
-            trials=trials,
             warnings=tuple(dict.fromkeys(self.warnings)),
-            seconds={k: round(v, 4) for k, v in self.seconds.items()},
+            seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
+            **facts,
         )
 
 
-@dataclass(frozen=True)
-class _Biases:
-    kept: frozenset[str]
-    changed: bool
-
-
-def _continued(before: Turn, now: Turn) -> Turn:
-    """A layer's turn in a further trial: the first trial's variance, all trials' scale."""
-    return Turn(before.variance, before.scale * now.scale, now.status if before.status is Status.OK else before.status)
-
-
-def _skipped(item: layers.Skipped) -> LayerReport:
-    status = Status.EXCLUDED if item.excluded else Status.SKIPPED
-    return LayerReport(item.name, item.op, status, shape=item.shape, notes=(item.reason,))
-
-
-def _recurrent_entry(item: layers.Recurrent, status: Status) -> LayerReport:
-    note = {
-        Status.SKIPPED: "recurrent; --recurrent makes its matrices orthonormal gate by gate",
-        Status.PRE_INITIALIZED: "recurrent: pre-initialized gate by gate, not scaled",
-    }.get(status, "recurrent")
-    weight = item.weights[0][0]
-    return LayerReport(
-        item.name, item.op, status, weight=weight.base, shape=weight.shape, dtype=weight.dtype, notes=(note,)
-    )
-
-
-def _std(array: Array, chunk: int = 1 << 20) -> float:
-    flat = array.reshape(-1)
-    if not flat.size:
-        return math.nan
-    parts = [np.asarray(flat[k : k + chunk], np.float64) for k in range(0, flat.size, chunk)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = sum(float(p.sum()) for p in parts) / flat.size
-        return math.sqrt(sum(float(np.square(p - mean).sum()) for p in parts) / flat.size)
+def _bytes(graph: Graph) -> dict[str, int]:
+    """What each stored tensor takes while it runs, in float32."""
+    return {name: math.prod(tensor.dims) * 4 for name, tensor in graph.tensors.items()}
 
 
 def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:
@@ -585,9 +360,17 @@ def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:
     kind = info.type.tensor_type
     if not info.type.HasField("tensor_type"):
         raise ModelError(f"input {name!r} is no tensor ({info.type.WhichOneof('value')}); such models cannot be fed")
-    names = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
-    dtype = names.get(kind.elem_type, TensorProto.DataType.Name(kind.elem_type).lower())  # type: ignore[call-overload]
     shape: tuple[int | str | None, ...] | None = None
     if kind.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim)
-    return InputSpec(name, dtype, shape)
+        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
+    return InputSpec(name, _dtype_name(kind.elem_type), shape)
+
+
+def _dtype_name(code: int) -> str:
+    """ONNX's element type under numpy's name."""
+    if code in (TensorProto.STRING, TensorProto.BFLOAT16):
+        return "string" if code == TensorProto.STRING else "bfloat16"
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)).name
+    except (KeyError, TypeError):
+        raise ModelError(f"an input has the unknown element type {code}") from None

@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from lsuv_cli import moments
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Layer, attribute
+from lsuv_cli.constants import numpy_type
+from lsuv_cli.graph import Graph, attribute
+from lsuv_cli.layers import Layer
 from lsuv_cli.moments import Probe
+from lsuv_cli.precision import Retype, retyped_node
 from lsuv_cli.stages import HOMOGENEOUS_ACTIVATIONS, Plan, Stage, Step
 
 Array = NDArray[Any]
 
 INLINE_BYTES = 1024
-HALF: dict[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
-ALL: dict[int, int] = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
-TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,10 @@ class Assembler:
     graph: Graph
     plan: Plan
     stored: Callable[[str], Array]  # a stored tensor's present values
-    retype: Mapping[int, int] = field(default_factory=dict)  # element types to be replaced, e.g. half by float
+    retype: Retype = field(default_factory=dict)  # element types to be replaced, e.g. half by float
+
+    def __post_init__(self) -> None:
+        self.measured = {layer.output: layer for stage in self.plan.stages for layer in stage.layers}
 
     def build(
         self,
@@ -62,7 +64,11 @@ class Assembler:
         `types` are those of the values it is fed, `scales` those of the layers before it, `weights` the values its
         layers' operators are to read, `exact` the layers to be measured in the exact form.
         """
-        work = _Work(self, types, weights)
+        work = _Work(self, types)
+        for layer in stage.layers:
+            if layer.weight.value in weights:
+                kind = helper.tensor_dtype_to_np_dtype(self.element_type(layer))
+                work.constant(layer.weight.value, weights[layer.weight.value].astype(kind, copy=False))
         for name in stage.inputs:
             work.feed(name, self.plan.owed.get(name, ()), scales)
         for step in stage.steps:
@@ -76,14 +82,15 @@ class Assembler:
         return work.finish(stage.outputs, probes)
 
     def element_type(self, layer: Layer) -> int:
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(_numpy_name(layer.weight.dtype)))
+        """The type in which a layer runs."""
+        kind = helper.np_dtype_to_tensor_dtype(numpy_type(layer.weight.read_as))
         return self.retype.get(kind, kind)
 
 
 class _Work:
     """One stage's model in the making."""
 
-    def __init__(self, assembler: Assembler, types: Mapping[str, TypeProto], weights: Mapping[str, Array]) -> None:
+    def __init__(self, assembler: Assembler, types: Mapping[str, TypeProto]) -> None:
         self.assembler = assembler
         self.graph = assembler.graph
         self.types = types
@@ -94,8 +101,6 @@ class _Work:
         self.sparse: list[onnx.SparseTensorProto] = []
         self.tensors: dict[str, Array] = {}
         self.known: set[str] = set()
-        for name, array in weights.items():
-            self.constant(name, array)
 
     def feed(self, name: str, owed: Sequence[str], scales: Mapping[str, float]) -> None:
         """Take a value from outside and pay what it owes: s·y + b, and the activation of a fused operator."""
@@ -108,7 +113,7 @@ class _Work:
         factor = float(np.prod([scales[layer] for layer in owed]))
         kind = self.types[name].tensor_type.elem_type
         self.inline[f"{name}/factor"] = helper.make_tensor(f"{name}/factor", kind, [], [factor])
-        layer = self.assembler_layer(name)
+        layer = self.assembler.measured.get(name)
         bias = self.bias(layer) if layer else ""
         activation = layer.activation if layer and layer.activation not in HOMOGENEOUS_ACTIVATIONS else ""
         steps = [
@@ -125,14 +130,6 @@ class _Work:
                 self.nodes.append(self.activation(layer, source, target))
             source = target
 
-    def assembler_layer(self, name: str) -> Layer | None:
-        """The layer whose own output a value is."""
-        for stage in self.assembler.plan.stages:
-            for layer in stage.layers:
-                if layer.output == name:
-                    return layer
-        return None
-
     def run(self, step: Step) -> None:
         """Add a node: a scaled layer without its bias, any other as it stands."""
         node = NodeProto()
@@ -141,9 +138,12 @@ class _Work:
         for name in self.graph.reads(step.node) if layer is None else node.input[:2]:
             self.need(name)
         if layer is None:
-            self.nodes.append(_retyped(node, self.assembler.retype))
+            self.nodes.append(retyped_node(node, self.assembler.retype))
             return
         del node.input[2:]
+        if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
+            self.constant(f"{layer.output}/no_bias", np.zeros([], numpy_type(layer.weight.read_as)))
+            node.input.append(f"{layer.output}/no_bias")
         plain = layer.activation in HOMOGENEOUS_ACTIVATIONS and layer.activation
         node.output[0] = f"{layer.output}/linear" if plain else layer.output
         if layer.activation:
@@ -222,7 +222,7 @@ class _Work:
             for read in self.graph.reads(k):
                 self.need(read)
             self.known.update(self.graph.nodes[k].output)
-            self.nodes.append(_retyped(self.graph.nodes[k], self.assembler.retype))
+            self.nodes.append(retyped_node(self.graph.nodes[k], self.assembler.retype))
 
     def constant(self, name: str, array: Array) -> None:
         """A float tensor: inline if it is small, else beside the model."""
@@ -268,58 +268,6 @@ class _Work:
         return StageModel(model, self.tensors, self.feeds, tuple(outputs), tuple(probes))
 
 
-def retyped_type(kind: TypeProto, retype: Mapping[int, int]) -> TypeProto:
-    """A value's type with its element type replaced."""
-    copy = TypeProto()
-    copy.CopyFrom(kind)
-    inner = copy
-    while not inner.HasField("tensor_type"):
-        if inner.HasField("sequence_type"):
-            inner = inner.sequence_type.elem_type
-        elif inner.HasField("optional_type"):
-            inner = inner.optional_type.elem_type
-        else:
-            return copy
-    inner.tensor_type.elem_type = retype.get(inner.tensor_type.elem_type, inner.tensor_type.elem_type)
-    return copy
-
-
-def _retyped(node: NodeProto, retype: Mapping[int, int]) -> NodeProto:
-    """A node with all element types replaced that it names, its inner graphs included."""
-    if not retype or not node.attribute:
-        return node
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    for held in copy.attribute:
-        if held.type == AttributeProto.INT and held.name in TYPE_ATTRIBUTES:
-            held.i = retype.get(held.i, held.i)
-        elif held.type == AttributeProto.TENSOR:
-            held.t.CopyFrom(_retyped_tensor(held.t, retype))
-        elif held.type == AttributeProto.GRAPH:
-            _retype_graph(held.g, retype)
-        elif held.type == AttributeProto.GRAPHS:
-            for graph in held.graphs:
-                _retype_graph(graph, retype)
-    return copy
-
-
-def _retype_graph(graph: onnx.GraphProto, retype: Mapping[int, int]) -> None:
-    for info in (*graph.input, *graph.output, *graph.value_info):
-        info.type.CopyFrom(retyped_type(info.type, retype))
-    for tensor in graph.initializer:
-        tensor.CopyFrom(_retyped_tensor(tensor, retype))
-    for node in graph.node:
-        node.CopyFrom(_retyped(node, retype))
-
-
-def _retyped_tensor(tensor: TensorProto, retype: Mapping[int, int]) -> TensorProto:
-    target = retype.get(tensor.data_type)
-    if target is None:
-        return tensor
-    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(target))
-    return numpy_helper.from_array(array, tensor.name)
-
-
 def _axes(layer: Layer) -> tuple[int, ...] | None:
     """The axes of one group of a layer's output: a channel's positions, or a row."""
     if "Conv" in layer.op:
@@ -327,11 +275,3 @@ def _axes(layer: Layer) -> tuple[int, ...] | None:
     if len(layer.weight.shape) > 1 and layer.op != "Einsum":
         return (-1,)
     return None
-
-
-def _numpy_name(dtype: str) -> Any:
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return dtype

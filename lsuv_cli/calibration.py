@@ -22,10 +22,11 @@ from typing import Literal, overload
 
 import numpy as np
 
-from . import datafiles
+from . import datafiles, images
 from .datafiles import Array, StoredArray
 from .errors import DataError
-from .inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require
+from .images import ImageOptions
+from .inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require, taking_pictures
 
 __all__ = [
     "Batch",
@@ -66,12 +67,18 @@ def read(
     *,
     batch_size: BatchSize = None,
     limit: int | None = None,
+    pictures: ImageOptions | None = None,
 ) -> Calibration:
-    """The data in files: each source is an .npy or .npz file, a directory of them, or NAME=PATH of such."""
+    """The data in files: each source is an .npy or .npz file, a directory of them or of pictures, or NAME=PATH."""
     found: dict[str, list[StoredArray]] = {}
     unused: dict[str, str] = {}
     for source in sources:
         name, path = name_and_path(source, inputs)
+        shown = images.find(path)
+        if shown:
+            spec = taking_pictures(name, inputs, source)
+            found[spec.name] = images.arrays(shown, spec, pictures or ImageOptions())
+            continue
         files = datafiles.find(path)
         matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
         for file, arrays in zip(files, matches, strict=True):

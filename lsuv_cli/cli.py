@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lsuv_cli.errors import ExitCode, LsuvError
+from lsuv_cli.settings import Bias, PreInit, Tied
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -29,27 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-# These repeat choices of the API, which cannot be imported here: `lsuv --help` must not wait for numpy and onnx.
-class PreInitChoice(StrEnum):
-    orthonormal = "orthonormal"
-    gaussian = "gaussian"
-    xavier = "xavier"
-    msra = "msra"
-    orthonormal_msra = "orthonormal-msra"
-    keep = "keep"
-
-
-class BiasChoice(StrEnum):
-    zero = "zero"
-    keep = "keep"
-
-
-class TiedChoice(StrEnum):
-    share = "share"
-    untie = "untie"
-    skip = "skip"
 
 
 def _version(wanted: bool) -> None:
@@ -85,12 +64,12 @@ def init(
         ),
     ] = None,
     pre_init: Annotated[
-        PreInitChoice, typer.Option(help="The weights before scaling; keep leaves their directions as they are.")
-    ] = PreInitChoice.orthonormal,
+        PreInit, typer.Option(help="The weights before scaling; keep leaves their directions as they are.")
+    ] = PreInit.ORTHONORMAL,
     rescale: Annotated[
         bool, typer.Option("--rescale/--no-rescale", help="Scale each layer on the data, or stop after --pre-init.")
     ] = True,
-    bias: Annotated[BiasChoice, typer.Option(help="Set biases to zero, or keep them.")] = BiasChoice.zero,
+    bias: Annotated[Bias, typer.Option(help="Set biases to zero, or keep them.")] = Bias.ZERO,
     tol: Annotated[
         float, typer.Option(help="Largest deviation of a variance from its target, as a share of it.")
     ] = 0.01,
@@ -104,8 +83,8 @@ def init(
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out layers whose name matches; repeatable.")
     ] = None,
     tied: Annotated[
-        TiedChoice, typer.Option(help="A weight that several layers use: share it, copy it for each, or skip them.")
-    ] = TiedChoice.share,
+        Tied, typer.Option(help="A weight that several layers use: share it, copy it for each, or skip them.")
+    ] = Tied.SHARE,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Pre-initialize LSTM, GRU and RNN too, gate by gate.")
     ] = False,
@@ -140,16 +119,16 @@ def init(
         if json and target == "-":
             raise LsuvError("--json and -o - both want standard output; write the model to a file")
         settings: dict[str, Any] = {
-            "pre_init": str(pre_init),
+            "pre_init": pre_init,
             "rescale": rescale,
-            "bias": str(bias),
+            "bias": bias,
             "tol": tol,
             "max_trials": max_trials,
             "target_variance": target_variance,
             "seed": seed,
             "include": tuple(include or ()),
             "exclude": tuple(exclude or ()),
-            "tied": str(tied),
+            "tied": tied,
             "recurrent": recurrent,
             "reset_norm": reset_norm,
             "batch_size": _batch_size(batch_size),

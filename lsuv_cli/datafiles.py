@@ -16,7 +16,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -77,12 +77,17 @@ def find(path: Path) -> list[Path]:
             files = [entry for entry in entries if entry.suffix.lower() in READERS and entry.is_file()]
         if not files:
             raise DataError(f"{path}: no {known} files in this directory; save the data with numpy.save")
-        return sorted(files, key=_natural)
+        return by_name(files)
     if not path.exists():
         raise DataError(f"{path}: no such file; give an {known} file or a directory of them")
     if not path.is_file() or path.suffix.lower() not in READERS:
         raise DataError(f"{path}: not an {known} file; save the data with numpy.save or numpy.savez")
     return [path]
+
+
+def by_name(files: Iterable[Path]) -> list[Path]:
+    """Files in the order of their names, with 2 before 10."""
+    return sorted(files, key=_natural)
 
 
 def contents(path: Path) -> Contents:

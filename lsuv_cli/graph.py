@@ -10,6 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -21,6 +22,9 @@ RANDOM_OPS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 
+OLDEST_OPSET = 7
+NEW_OPSET = 18  # where a model has nothing but operators of other domains
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -30,6 +34,7 @@ class Graph:
     inputs: Mapping[str, ValueInfoProto]  # what the user must feed
     outputs: tuple[str, ...]
     tensors: Mapping[str, TensorProto]  # initializers and the values of Constant nodes
+    initializers: frozenset[str]  # those of the tensors that the user's main graph lists as such
     sparse: Mapping[str, onnx.SparseTensorProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
@@ -41,7 +46,7 @@ class Graph:
 
     def opset(self, domain: str = "") -> int:
         """The version of an operator set that the model imports."""
-        return next((o.version for o in self.opsets if o.domain in {domain, domain or "ai.onnx"}), 1)
+        return next((o.version for o in self.opsets if o.domain == domain), 1)
 
     def reads(self, index: int) -> Iterator[str]:
         """All values that a node reads, those that its inner graphs capture included."""
@@ -51,7 +56,15 @@ class Graph:
 
 def build(model: onnx.ModelProto) -> Graph:
     """Make the working copy of a model."""
-    own = frozenset(name for node in model.graph.node for name in node.output if name)
+    functions = {(f.domain, f.name) for f in model.functions}
+    # What a call of a function puts out is made by a node of the function's body.
+    own = frozenset(
+        name
+        for node in model.graph.node
+        if (node.domain, node.op_type) not in functions
+        for name in node.output
+        if name
+    )
     listed, inner_constants = _inlined(model) if model.functions else (list(model.graph.node), {})
     tensors = {t.name: t for t in model.graph.initializer} | inner_constants
     sparse = {t.values.name: t for t in model.graph.sparse_initializer}
@@ -83,8 +96,9 @@ def build(model: onnx.ModelProto) -> Graph:
         inputs=inputs,
         outputs=tuple(o.name for o in model.graph.output),
         tensors=tensors,
+        initializers=frozenset(t.name for t in model.graph.initializer),
         sparse=sparse,
-        opsets=tuple(model.opset_import),
+        opsets=_opsets(model),
         ir_version=model.ir_version,
         own=own,
         producer=producer,
@@ -92,6 +106,15 @@ def build(model: onnx.ModelProto) -> Graph:
         constant=frozenset(constant),
         captured=captured,
     )
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """An attribute's value, or a default where it is absent."""
+    for item in node.attribute:
+        if item.name == name:
+            value = helper.get_attribute_value(item)
+            return value.decode() if isinstance(value, bytes) else value
+    return default
 
 
 def captures(node: NodeProto) -> Iterator[str]:
@@ -121,6 +144,18 @@ def _inner_graphs(node: NodeProto) -> list[onnx.GraphProto]:
         elif attribute.type == AttributeProto.GRAPHS:
             found.extend(attribute.graphs)
     return found
+
+
+def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
+    """The operator sets of the working copy: the model's own, with a standard one that probes can be made of.
+
+    onnxruntime runs old models with the operators that opset 7 left as they were. Those that it changed, Add and
+    Mul among them, it runs from opset 7 on only; so an older model loses nothing by calling itself opset 7.
+    """
+    standard = {"", "ai.onnx"}
+    version = next((o.version for o in model.opset_import if o.domain in standard), NEW_OPSET)
+    others = (o for o in model.opset_import if o.domain not in standard)
+    return (helper.make_opsetid("", max(version, OLDEST_OPSET)), *others)
 
 
 def _inlined(model: onnx.ModelProto) -> tuple[list[NodeProto], dict[str, TensorProto]]:

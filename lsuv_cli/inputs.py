@@ -258,6 +258,13 @@ def match(
     return {key: found[key]() for key in names}
 
 
+def taking_pictures(name: str | None, inputs: Sequence[InputSpec], source: str) -> InputSpec:
+    """The input that a directory of pictures is for."""
+    if name is None and len(inputs) != 1:
+        raise DataError(f"{source}: pictures are for one input; say which with NAME={source}; {_listed(inputs)}")
+    return next(spec for spec in inputs if name in {None, spec.name})
+
+
 def require(found: Iterable[str], inputs: Sequence[InputSpec], unused: Collection[str]) -> None:
     """Raises if a required input has no array."""
     for spec in inputs:

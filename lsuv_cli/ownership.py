@@ -14,27 +14,21 @@ A node inside a function of the model cannot be rewired, so there only the tenso
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli.constants import Weight, numpy_type, readers_of
 from lsuv_cli.draft import Draft
 from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Found, Layer, by_tensor, readers_of
+from lsuv_cli.layers import Found, Layer, Recurrent
+from lsuv_cli.settings import Tied
 
 Array = NDArray[Any]
-
-
-class Tied(StrEnum):
-    """What to do with a weight that several layers share."""
-
-    SHARE = "share"
-    UNTIE = "untie"
-    SKIP = "skip"
 
 
 @dataclass
@@ -43,72 +37,82 @@ class Ownership:
 
     left_alone: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
-    changed: bool = False
 
-    def note(self, layer: Layer, text: str) -> None:
-        self.notes.setdefault(layer.output, []).append(text)
+    def note(self, use: _Use, text: str) -> None:
+        self.notes.setdefault(use.item.output, []).append(text)
 
 
-def settle_weights(draft: Draft, graph: Graph, found: Found, tied: Tied) -> Ownership:
-    """Give each layer a weight tensor that can be written, or a reason why not (rules 1 and 2)."""
+@dataclass(frozen=True)
+class _Use:
+    """A layer's reading of a weight."""
+
+    item: Layer | Recurrent
+    weight: Weight
+    position: int
+
+
+def settle_weights(draft: Draft, graph: Graph, found: Found, tied: Tied, *, recurrent: bool = False) -> Ownership:
+    """Give each layer a weight tensor that can be written, or a reason why not (rules 1 and 2).
+
+    Recurrent layers have a say only where their weights are to be written too.
+    """
     decided = Ownership()
-    for base, users in by_tensor(found.layers).items():
-        mine = {(layer.node, layer.weight.value) for layer in users}
-        others = [(k, name) for k, name in readers_of(graph, base) if (k, name) not in mine]
-        if users[0].weight.place == "folded":
-            _fold(draft, decided, users, bool(others), found.folded[base])
-            if len(users) == 1 or tied is Tied.SHARE:
-                continue
-        if not others and len(users) == 1:
-            continue
-        if tied is Tied.UNTIE:
-            for layer in users if others else users[1:]:
-                _copy(draft, graph, decided, layer, found)
-        elif others:
-            reader = _reader(graph, others[0][0])
-            reason = f"its weight {base} is read by {reader} too; --tied untie gives the layer its own copy"
-            decided.left_alone.update({layer.output: reason for layer in users})
-        elif tied is Tied.SKIP:
-            reason = f"its weight {base} is shared by {len(users)} layers (--tied skip)"
-            decided.left_alone.update({layer.output: reason for layer in users})
-        else:
-            for layer in users:
-                decided.note(layer, f"weight shared by {len(users)} layers")
+    uses: dict[str, list[_Use]] = defaultdict(list)
+    for layer in found.layers:
+        uses[layer.weight.base].append(_Use(layer, layer.weight, layer.position))
+    for item in found.recurrent if recurrent else ():
+        for position, (weight, _) in enumerate(item.weights, start=1):
+            uses[weight.base].append(_Use(item, weight, position))
+    for base, users in uses.items():
+        _settle(draft, graph, found, decided, tied, base, users)
     return decided
 
 
-def _fold(draft: Draft, decided: Ownership, users: Sequence[Layer], others: bool, array: Array) -> None:
-    value = users[0].weight.value
-    if others:
-        name = draft.add(f"{value}.lsuv", array)
-        for layer in users:
-            draft.rewire(_output(draft, layer), layer.position, name)
+def _settle(
+    draft: Draft, graph: Graph, found: Found, decided: Ownership, tied: Tied, base: str, users: Sequence[_Use]
+) -> None:
+    mine = Counter((use.item.node, use.weight.value) for use in users)
+    others = list((Counter(readers_of(graph, base)) - mine).elements())
+    # A recurrent layer's matrices are not scaled, so they cannot be one with a layer's that are.
+    mixed = len(users) > 1 and any(isinstance(use.item, Recurrent) for use in users)
+    if tied is Tied.UNTIE and (others or len(users) > 1):
+        own = users if others else users[1:]
+        for use in own:
+            _copy(draft, graph, decided, use, found)
+        if not others:
+            _fold(draft, decided, users[:1], found)
+    elif others or mixed:
+        reader = _reader(graph, others[0][0] if others else users[0].item.node)
+        reason = f"its weight {base} is read by {reader} too; --tied untie gives the layer its own copy"
+        decided.left_alone.update({use.item.output: reason for use in users})
+    elif len(users) > 1 and tied is Tied.SKIP:
+        reason = f"its weight {base} is shared by {len(users)} layers (--tied skip)"
+        decided.left_alone.update({use.item.output: reason for use in users})
     else:
-        draft.fold(value, array)
-    for layer in users:
-        decided.note(layer, "weight folded into one tensor")
-    decided.changed = True
+        _fold(draft, decided, users, found)
+        for use in users if len(users) > 1 else ():
+            decided.note(use, f"weight shared by {len(users)} layers")
 
 
-def _copy(draft: Draft, graph: Graph, decided: Ownership, layer: Layer, found: Found) -> None:
-    output = graph.nodes[layer.node].output[0]
+def _fold(draft: Draft, decided: Ownership, users: Sequence[_Use], found: Found) -> None:
+    """Put a tensor in the place of an expression that only these layers read."""
+    weight = users[0].weight
+    if weight.place == "folded":
+        draft.fold(weight.base, found.folded[weight.base])
+        for use in users:
+            decided.note(use, "weight folded into one tensor")
+
+
+def _copy(draft: Draft, graph: Graph, decided: Ownership, use: _Use, found: Found) -> None:
+    output = next(name for name in graph.nodes[use.item.node].output if name)
     if output not in graph.own:
-        decided.left_alone[layer.output] = "its weight is shared and the layer is inside a function of the model"
+        decided.left_alone[use.item.output] = "its weight is shared and the layer is inside a function of the model"
         return
-    weight = layer.weight
-    array = found.folded.get(weight.value) if weight.place == "folded" else weight.seen(draft.array(weight.base))
-    assert array is not None
-    draft.rewire(output, layer.position, draft.add(f"{weight.base}.{layer.name}", array))
-    decided.note(layer, f"weight untied from {weight.base}")
-    decided.changed = True
-
-
-def _output(draft: Draft, layer: Layer) -> str:
-    """The first output of a layer's own node, by which the user's graph knows it."""
-    if layer.bias is not None and layer.bias.node >= 0:
-        add = next(node for node in draft.file.proto.graph.node if layer.output in node.output)
-        return str(add.input[1 - layer.bias.position])
-    return layer.output
+    weight = use.weight
+    stored = found.folded[weight.base] if weight.place == "folded" else draft.array(weight.base)
+    array = weight.seen(stored).astype(numpy_type(weight.read_as))
+    draft.rewire(output, use.position, draft.add(f"{weight.base}.{use.item.name}", array))
+    decided.note(use, f"weight untied from {weight.base}")
 
 
 def _reader(graph: Graph, k: int) -> str:
@@ -120,14 +124,12 @@ def _reader(graph: Graph, k: int) -> str:
 
 def overwrite(
     draft: Draft, graph: Graph, wanted: Mapping[tuple[int, int], float], stored: Mapping[str, Array]
-) -> tuple[set[tuple[int, int]], bool]:
+) -> set[tuple[int, int]]:
     """Set the constants that nodes read at (node, input position) to one number each (rule 3).
 
-    `stored` has the present value of every such constant. Gives the places that could not be set, and whether the
-    graph's structure changed.
+    `stored` has the present value of every such constant. Gives the places that could not be set.
     """
     impossible: set[tuple[int, int]] = set()
-    changed = False
     for (k, position), number in wanted.items():
         node = graph.nodes[k]
         value = node.input[position]
@@ -147,7 +149,6 @@ def overwrite(
         elif node.output[0] in graph.own:
             name = draft.add(f"{value}.{node.name or node.output[0]}", np.full_like(present, number))
             draft.rewire(node.output[0], position, name)
-            changed = True
         else:
             impossible.add((k, position))
-    return impossible, changed
+    return impossible

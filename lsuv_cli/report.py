@@ -61,8 +61,8 @@ class Report:
     command: str
     version: str
     model: str
-    output: str | None
     layers: tuple[LayerReport, ...]
+    output: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = ""
     data: str = ""

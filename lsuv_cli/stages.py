@@ -8,7 +8,8 @@ carried through them, and through the next layer, whose own measurement it merel
 2. A layer's output owes what its input owes, and its own scale.
 3. A node that carries scales, all of whose inputs owe the same, owes that too; it stays on their level.
 4. Any other node must know its inputs: those that owe anything are settled first, which takes the next level.
-   The same holds for a layer whose bias is kept or whose weight is shared, and where a chain gets too long.
+   The same holds for a layer whose bias is kept, whose weight is shared or which has an activation inside that
+   carries no scale, and where a chain gets too long.
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
    with s·y + b on what it is fed. Nodes that no layer needs are never run.
 
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Layer, attribute, by_tensor
+from lsuv_cli.graph import Graph, attribute
+from lsuv_cli.layers import Layer, by_tensor
 
 # f(s·x) = s·f(x) for s > 0, whatever else they read being constant.
 CARRIES = frozenset(
@@ -200,7 +201,7 @@ def _levels(
                 return at, carried
             return at + 1, ()
         size = bytes_of.get(step.layer.weight.base, 0)
-        alone = step.layer.weight.base in shared or step.layer.output in keeps_bias
+        alone = step.layer.weight.base in shared or step.layer.output in fixed
         too_much = len(carried) >= LONGEST_CHAIN or load.get(at, 0) + size > STAGE_BYTES
         if open_scales and (alone or too_much or not movable):
             at, carried = at + 1, ()

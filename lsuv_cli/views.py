@@ -1,7 +1,7 @@
-"""A weight seen two ways: as its file stores it, and as the rows and columns its operator multiplies with.
+"""From a stored tensor to what an operator reads, and back.
 
-Between the stored tensor and the operator there may be a chain of Identity, Cast, Transpose, Reshape, Flatten,
-Squeeze and Unsqueeze nodes. Each of them only renames elements, so a chain can be walked in both directions.
+Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes.
+Each of them only renames elements, so a chain can be walked in both directions.
 """
 
 from __future__ import annotations
@@ -35,30 +35,6 @@ class View:
         return array.transpose(np.argsort(self.permutation))
 
 
-@dataclass(frozen=True)
-class MatrixForm:
-    """How a weight is a stack of (out, fan-in) matrices, one for each group or batch entry.
-
-    The weight is reshaped to `split`, its axes are put in the order `order` (groups, then outputs, then inputs),
-    and the result is reshaped to `shape`.
-    """
-
-    split: Shape
-    order: Shape
-    shape: tuple[int, int, int]
-
-    @property
-    def fan_in(self) -> int:
-        return self.shape[2]
-
-    def matrices(self, weight: Array) -> Array:
-        return weight.reshape(self.split).transpose(self.order).reshape(self.shape)
-
-    def weight(self, matrices: Array, shape: Shape) -> Array:
-        ordered = matrices.reshape([self.split[axis] for axis in self.order])
-        return ordered.transpose(np.argsort(self.order)).reshape(shape)
-
-
 def transposed(shape: Shape, permutation: Sequence[int] | None) -> View:
     order = tuple(permutation) if permutation else tuple(reversed(range(len(shape))))
     return View(shape, tuple(shape[axis] for axis in order), order)
@@ -88,25 +64,3 @@ def unsqueezed(shape: Shape, axes: Sequence[int]) -> View:
     new = {axis % rank for axis in axes}
     old = iter(shape)
     return View(shape, tuple(1 if k in new else next(old) for k in range(rank)))
-
-
-def convolution(shape: Shape, groups: int) -> MatrixForm:
-    """Conv: (out, in/groups, kernel...)."""
-    out, *rest = shape
-    fan_in = math.prod(rest)
-    return MatrixForm((groups, out // groups, fan_in), (0, 1, 2), (groups, out // groups, fan_in))
-
-
-def transposed_convolution(shape: Shape, groups: int) -> MatrixForm:
-    """ConvTranspose: (in, out/groups, kernel...), inputs first; an output sums over inputs and kernel taps."""
-    inputs, out, *kernel = shape
-    split = (groups, inputs // groups, out, math.prod(kernel))
-    return MatrixForm(split, (0, 2, 1, 3), (groups, out, inputs // groups * split[3]))
-
-
-def product(shape: Shape, outputs: Sequence[int], inputs: Sequence[int]) -> MatrixForm:
-    """A matrix product over the axes `inputs`, with results along `outputs`; all other axes are a batch."""
-    batch = [axis for axis in range(len(shape)) if axis not in {*outputs, *inputs}]
-    order = (*batch, *outputs, *inputs)
-    sizes = [math.prod(shape[axis] for axis in part) for part in (batch, outputs, inputs)]
-    return MatrixForm(shape, order, (sizes[0], sizes[1], sizes[2]))

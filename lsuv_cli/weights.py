@@ -24,7 +24,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import cache
 from typing import TypeVar
 
@@ -32,22 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
+from lsuv_cli.settings import PreInit
+
 _Float = TypeVar("_Float", np.float32, np.float64)
 
 _TINY = 64  # columns up to which float64 QR is as fast as anything
 _CHUNK = 1 << 20  # numbers drawn from one random stream
 _SMALL = 1 << 31  # multiplications up to which BLAS gets one thread: at most 0.1 s or so
-
-
-class PreInit(StrEnum):
-    """What a weight is filled with before it is scaled."""
-
-    ORTHONORMAL = "orthonormal"
-    GAUSSIAN = "gaussian"
-    XAVIER = "xavier"
-    MSRA = "msra"
-    ORTHONORMAL_MSRA = "orthonormal-msra"
-    KEEP = "keep"
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

@@ -203,16 +203,12 @@ def test_the_source_is_as_it_was_typed(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_says_what_is_expected(tmp_path: Path) -> None:
-    assert "c.npy: no such file; give an .npy or .npz file or a directory" in message(
-        [f"{tmp_path}/c.npy"], ROWS
-    )
+    assert "c.npy: no such file; give an .npy or .npz file or a directory" in message([f"{tmp_path}/c.npy"], ROWS)
 
 
 def test_an_unknown_extension(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("1,2")
-    assert "c.csv: not an .npy or .npz file; save the data with numpy.save" in message(
-        [f"{tmp_path}/c.csv"], ROWS
-    )
+    assert "c.csv: not an .npy or .npz file; save the data with numpy.save" in message([f"{tmp_path}/c.csv"], ROWS)
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
@@ -351,9 +347,7 @@ def test_no_damage_to_a_file_gives_anything_but_one_line(
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.getbasetemp() / f"damaged{suffix}"
-    path.write_bytes(
-        content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content
-    )
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
     try:
         assert fed(read([str(path)], [ROWS])).shape[1] == 2
     except DataError as error:
@@ -401,9 +395,7 @@ def test_an_array_for_no_input_is_a_warning_if_all_inputs_have_theirs(tmp_path: 
 
 def test_an_input_given_twice(tmp_path: Path) -> None:
     path = saved(tmp_path / "c.npy", normal(3, 2))
-    assert "input 'x' has data already; put its files into one directory" in message(
-        [path, f"x={path}"], ROWS
-    )
+    assert "input 'x' has data already; put its files into one directory" in message([path, f"x={path}"], ROWS)
 
 
 def test_no_data_at_all() -> None:
@@ -866,9 +858,7 @@ def test_data_of_mean_0_and_variance_1_gives_no_warning() -> None:
         (1e-9, 1e3, "has mean 1000 and variance 0,"),
     ],
 )
-def test_data_far_from_mean_0_and_variance_1_gives_a_warning(
-    scale: float, shift: float, expected: str
-) -> None:
+def test_data_far_from_mean_0_and_variance_1_gives_a_warning(scale: float, shift: float, expected: str) -> None:
     signs = np.tile([[1.0, -1.0]], (200_000, 1))
     (warning,) = from_arrays(signs * scale + shift, [ROWS], batch_size=7).warnings
     assert warning.startswith("input 'x'") and expected in warning

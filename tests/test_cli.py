@@ -107,7 +107,9 @@ def test_exit_code_1_when_a_layer_is_out_of_reach(folder):
 
 
 def test_options_reach_the_job(folder):
-    settings = "--bias keep --tol 0.05 --max-trials 3 --target-variance 2 --seed 5 --threads 1 --batch-size 16 --limit 32"
+    settings = (
+        "--bias keep --tol 0.05 --max-trials 3 --target-variance 2 --seed 5 --threads 1 --batch-size 16 --limit 32"
+    )
     done = lsuv("init", "m.onnx", "--data", "c.npy", "--json", *settings.split(), "--include", "conv*", cwd=folder)
     report = json.loads(done.stdout)
     assert report["samples"] == 32

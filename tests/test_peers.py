@@ -99,9 +99,7 @@ def test_6_a_large_bias_that_is_kept_does_not_drive_the_weight_to_nothing():
 
 
 def test_7_depthwise_filters_have_norm_one_and_transposed_convolutions_their_own_axes():
-    depthwise = model(
-        "g (float[N,12,8,8] x) => (float[N,12,6,6] y) { y = Conv <group = 12> (x, W) }", W=(12, 1, 3, 3)
-    )
+    depthwise = model("g (float[N,12,8,8] x) => (float[N,12,6,6] y) { y = Conv <group = 12> (x, W) }", W=(12, 1, 3, 3))
     weight = stored(lsuv_cli.initialize(depthwise, rescale=False).model)["W"]
     np.testing.assert_allclose(np.linalg.norm(weight.reshape(12, 9), axis=1), 1, atol=1e-5)
     transposed = model("g (float[N,6,4,4] x) => (float[N,10,6,6] y) { y = ConvTranspose(x, W) }", W=(6, 10, 3, 3))

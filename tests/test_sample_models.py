@@ -238,10 +238,7 @@ def test_resnet50_without_batch_norm_has_biases_instead() -> None:
 def test_caffenet_has_two_groups_where_alexnet_had_two_gpus(blank_weights: None) -> None:
     model = build("caffenet", classes=10)
     groups = {
-        node.name: attribute.i
-        for node in model.graph.node
-        for attribute in node.attribute
-        if attribute.name == "group"
+        node.name: attribute.i for node in model.graph.node for attribute in node.attribute if attribute.name == "group"
     }
     assert groups == {"conv1": 1, "conv2": 2, "conv3": 1, "conv4": 2, "conv5": 2}
     assert weight(model, "conv2.weight").shape == (256, 48, 5, 5)

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from lsuv_cli import weights
-from lsuv_cli.weights import PreInit, orthonormal, pre_initialize, stream
+from lsuv_cli.settings import PreInit
+from lsuv_cli.weights import orthonormal, pre_initialize, stream
 
 DRAWN = [kind for kind in PreInit if kind is not PreInit.KEEP]
 

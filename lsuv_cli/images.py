@@ -1,0 +1,105 @@
+"""Pictures as calibration data: decoded, resized, cropped and normalized as the model's input wants them.
+
+1. An input of shape (N, C, H, W) or (N, H, W, C), with C = 1 or 3, takes pictures; C = 1 makes them grey.
+2. The shorter side is resized to `size` (default: just enough to cover the input), then the middle is cropped to
+   H x W. Where the model leaves H and W open, both are `size`.
+3. Values are divided by 255, then (x - mean) / std for each channel. An integer input gets 0 to 255 as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lsuv_cli.datafiles import Array, StoredArray, by_name
+from lsuv_cli.errors import DataError
+from lsuv_cli.inputs import InputSpec
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How pictures become numbers."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the model's input wants of a picture."""
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool
+    dtype: np.dtype[Any]
+
+
+def find(directory: Path) -> list[Path]:
+    """The pictures in a directory, in the order of their names; none if it is no directory."""
+    if not directory.is_dir():
+        return []
+    return by_name(entry for entry in directory.iterdir() if entry.suffix.lower() in SUFFIXES and entry.is_file())
+
+
+def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[StoredArray]:
+    """Each picture as an array that is decoded when it is read."""
+    try:
+        import PIL  # noqa: F401  only to see whether it is there
+    except ImportError:
+        raise DataError(
+            f"{files[0].parent} holds pictures, which need Pillow: pip install 'lsuv-cli[images]'"
+        ) from None
+    layout = _layout(spec, options)
+    for name, values in (("--mean", options.mean), ("--std", options.std)):
+        if len(values) not in {1, layout.channels}:
+            raise DataError(f"{name} has {len(values)} values, input {spec.name!r} has {layout.channels} channels")
+    if min(options.std) <= 0:
+        raise DataError(f"--std is {min(options.std):g}; it must be above 0")
+    one = (layout.height, layout.width, layout.channels)
+    shape = (1, *(one if layout.channels_last else (one[2], *one[:2])))
+    return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in files]
+
+
+def _layout(spec: InputSpec, options: ImageOptions) -> Layout:
+    shape = spec.shape
+    if shape is None or len(shape) != 4:
+        raise DataError(f"pictures do not fit input {spec.name!r} {spec.wanted}; it wants 4 axes, (N, C, H, W)")
+    last = shape[1] not in {1, 3} and shape[3] in {1, 3}
+    if not last and shape[1] not in {1, 3}:
+        raise DataError(f"pictures do not fit input {spec.name!r} {spec.wanted}; 1 or 3 channels are needed")
+    channels, *sides = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
+    height, width = (side if isinstance(side, int) and side > 0 else options.size for side in sides)
+    if height is None or width is None:
+        raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of a picture open; give it with --size")
+    assert isinstance(channels, int)
+    return Layout(channels, height, width, last, spec.fed_dtype)
+
+
+def _decoded(file: Path, layout: Layout, options: ImageOptions) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as opened:
+            picture = opened.convert("L" if layout.channels == 1 else "RGB")
+    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as problem:
+        raise DataError(f"{file}: cannot be read as a picture ({problem})") from None
+    enough = max(layout.height / picture.height, layout.width / picture.width)
+    scale = max(enough, options.size / min(picture.size)) if options.size else enough
+    sides = (max(layout.width, round(picture.width * scale)), max(layout.height, round(picture.height * scale)))
+    resized = np.asarray(picture.resize(sides, Image.Resampling.BILINEAR))
+    top, left = (sides[1] - layout.height) // 2, (sides[0] - layout.width) // 2
+    cropped = resized[top : top + layout.height, left : left + layout.width].reshape(layout.height, layout.width, -1)
+    if layout.dtype.kind == "f":
+        mean, std = (np.asarray(values, np.float32) for values in (options.mean, options.std))
+        cropped = ((cropped.astype(np.float32) / 255 - mean) / std).astype(layout.dtype)
+    else:
+        cropped = cropped.astype(layout.dtype)
+    return np.ascontiguousarray(cropped if layout.channels_last else cropped.transpose(2, 0, 1))[None]

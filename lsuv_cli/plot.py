@@ -1,0 +1,77 @@
+"""The picture of a report: variance per layer in the order of execution, on a log scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.report import Report
+
+FORMATS = frozenset({".png", ".svg", ".pdf"})
+Series = Mapping[str, Sequence[float | None]]  # one value for each layer
+
+
+def check(path: str) -> Path:
+    """Refuse what cannot be drawn before any work is done."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise LsuvError(f"--plot {path} must end in one of {', '.join(sorted(FORMATS))}")
+    if not target.absolute().parent.is_dir():
+        raise LsuvError(f"--plot {path}: {target.absolute().parent} is not a directory")
+    try:
+        import matplotlib  # noqa: F401  only to see whether it is there
+    except ImportError:
+        raise LsuvError("--plot needs matplotlib: pip install 'lsuv-cli[plot]'") from None
+    return target
+
+
+def of_report(report: Report) -> Series:
+    """The variances that one run measured: as given, after pre-init alone, after LSUV."""
+    if report.command != "init":
+        return {"as given": [layer.variance for layer in report.layers]}
+    found = {
+        "as given": [layer.variance_given for layer in report.layers],
+        "when its turn came": [layer.variance_at_turn for layer in report.layers],
+        "written": [layer.variance for layer in report.layers],
+    }
+    return {label: values for label, values in found.items() if any(v is not None for v in values)}
+
+
+def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol: float, title: str) -> None:
+    """Write the picture. Up to 40 layers are named; more are numbered."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen needed
+    from matplotlib import pyplot
+
+    count = len(names)
+    figure, axes = pyplot.subplots(figsize=(min(16.0, max(6.4, 0.28 * count + 2)), 4.0), layout="constrained")
+    marker = "o" if count <= 80 else None
+    for label, values in series.items():
+        points = [(k, v) for k, v in enumerate(values, 1) if v is not None and math.isfinite(v) and v > 0]
+        axes.plot(
+            *zip(*points, strict=True) if points else ((), ()), marker=marker, markersize=4, linewidth=1.4, label=label
+        )
+    axes.axhspan(target * (1 - tol), target * (1 + tol), color="0.85", zorder=0, label=f"target {target:g} ± {tol:g}")
+    axes.set_yscale("log")
+    axes.set_ylabel("variance of the output")
+    axes.set_title(title, fontsize=10)
+    axes.set_xlim(0.5, count + 0.5)
+    if count <= 40:
+        axes.set_xticks(range(1, count + 1), [_short(name) for name in names], rotation=60, ha="right", fontsize=8)
+    else:
+        axes.set_xlabel("layer, in the order of execution")
+    axes.grid(axis="y", linewidth=0.4)
+    axes.legend(fontsize=8)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as problem:
+        raise LsuvError(f"--plot {path} cannot be written: {problem.strerror or problem}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _short(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else f"…{name[-most + 1 :]}"

@@ -1,0 +1,66 @@
+"""Other element types for the throwaway copy of a model: half precision, and doubles where need be, as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+Retype = Mapping[int, int]  # an element type, and what replaces it
+
+HALF: Retype = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
+ALL: Retype = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
+TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
+
+
+def retyped_type(kind: TypeProto, retype: Retype) -> TypeProto:
+    """A value's type with its element type replaced."""
+    copy = TypeProto()
+    copy.CopyFrom(kind)
+    inner = copy
+    while not inner.HasField("tensor_type"):
+        if inner.HasField("sequence_type"):
+            inner = inner.sequence_type.elem_type
+        elif inner.HasField("optional_type"):
+            inner = inner.optional_type.elem_type
+        else:
+            return copy
+    inner.tensor_type.elem_type = retype.get(inner.tensor_type.elem_type, inner.tensor_type.elem_type)
+    return copy
+
+
+def retyped_node(node: NodeProto, retype: Retype) -> NodeProto:
+    """A node with all element types replaced that it names, its inner graphs included."""
+    if not retype or not node.attribute:
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for held in copy.attribute:
+        if held.type == AttributeProto.INT and held.name in TYPE_ATTRIBUTES:
+            held.i = retype.get(held.i, held.i)
+        elif held.type == AttributeProto.TENSOR:
+            held.t.CopyFrom(_retyped_tensor(held.t, retype))
+        elif held.type == AttributeProto.GRAPH:
+            _retype_graph(held.g, retype)
+        elif held.type == AttributeProto.GRAPHS:
+            for graph in held.graphs:
+                _retype_graph(graph, retype)
+    return copy
+
+
+def _retype_graph(graph: onnx.GraphProto, retype: Retype) -> None:
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        info.type.CopyFrom(retyped_type(info.type, retype))
+    for tensor in graph.initializer:
+        tensor.CopyFrom(_retyped_tensor(tensor, retype))
+    for node in graph.node:
+        node.CopyFrom(retyped_node(node, retype))
+
+
+def _retyped_tensor(tensor: TensorProto, retype: Retype) -> TensorProto:
+    target = retype.get(tensor.data_type)
+    if target is None:
+        return tensor
+    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(target))
+    return numpy_helper.from_array(array, tensor.name)
