@@ -206,7 +206,8 @@ class _Job:
         self.warnings += norms.training_mode(graph, read)
         verified = self._measured("measuring", self.file, data, device) if data else {}
         plan = stages.cut(graph, chosen.layers, (), _bytes(graph))
-        entries = outcome.of_measurement(every, chosen, plan, verified, self.settings, read)
+        judged = self.settings if command == "measure" else None
+        entries = outcome.of_measurement(every, chosen, plan, verified, judged, read)
         return self._report(command, entries, data, device, stages=len(plan.stages))
 
     def _reader(self, graph: Graph) -> Callable[[str], Array]:

@@ -33,16 +33,18 @@ def judge(moments: Moments | None, settings: Settings) -> Status:
 
 
 def of_measurement(
-    every: Found, chosen: Found, plan: Plan, verified: Mapping[str, Moments], settings: Settings, read: Reader
+    every: Found, chosen: Found, plan: Plan, verified: Mapping[str, Moments], settings: Settings | None, read: Reader
 ) -> list[LayerReport]:
-    """The entries of a model that was only measured."""
+    """The entries of a model as it stands, judged by the settings, or not at all."""
     wanted = {layer.output for layer in chosen.layers}
+    users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
-        status = judge(verified.get(layer.output), settings) if layer.output in wanted else Status.EXCLUDED
-        if not verified:
-            status = Status.PLANNED
-        entries.append((layer.node, _entry(layer, status, plan, verified, read)))
+        status = judge(verified.get(layer.output), settings) if settings else Status.PLANNED
+        if layer.output not in wanted:
+            status = Status.EXCLUDED
+        entry = _entry(layer, status, plan, verified, read)
+        entries.append((layer.node, replace(entry, shared=len(users[layer.weight.base]) > 1)))
     return _in_order(entries, every, Status.PLANNED)
 
 

@@ -50,6 +50,7 @@ class LayerReport:
     scale: float | None = None
     variance: float | None = None  # in the written file
     mean: float | None = None
+    dead: float | None = None  # share of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
     notes: tuple[str, ...] = ()
 
