@@ -51,7 +51,7 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 # A model with more weights than this is verified in pieces.
-VERIFY_BYTES = 512 << 20
+VERIFY_BYTES = 256 << 20
 # The share of the available memory that values between stages may take before they go to a file.
 FRONTIER_SHARE = 0.5
 
@@ -204,7 +204,8 @@ class _Job:
         data = self._calibration(graph) if self.data is not None else None
         device = runtime.open_device(self.settings.device, self.settings.threads)
         self.warnings += norms.training_mode(graph, read)
-        verified = self._measured("measuring", self.file, data, device) if data else {}
+        phase = "inspecting" if command == "inspect" else "measuring"
+        verified = self._measured(phase, self.file, data, device) if data else {}
         plan = stages.cut(graph, chosen.layers, (), _bytes(graph))
         judged = self.settings if command == "measure" else None
         entries = outcome.of_measurement(every, chosen, plan, verified, judged, read)
@@ -301,6 +302,7 @@ class _Job:
             device,
             self._memory(),
             lambda done, total: self.listen(phase, done, total),
+            units=phase == "inspecting",
         )
         self._took("verification" if phase == "verifying" else phase, begun)
         return found

@@ -38,13 +38,12 @@ CARRIES_TOGETHER = frozenset({"Add", "Sub", "Sum", "Mean", "Max", "Min", "Concat
 # Scale by a constant.
 CARRIES_BY_CONSTANT = frozenset({"Mul", "Div"})
 IGNORES_SCALE = frozenset({"Shape", "Size"})
-HOMOGENEOUS_ACTIVATIONS = frozenset({"", "Relu", "LeakyRelu"})
 
 # With weights of He's standard deviation a ReLU layer keeps its input's scale roughly; sixteen of them, and sixteen
 # linear ones too, stay far inside float32's range.
 LONGEST_CHAIN = 16
 # So that the weights of a large model are never all in memory at once.
-STAGE_BYTES = 256 << 20
+STAGE_BYTES = 128 << 20
 
 Owed = tuple[str, ...]  # the outputs of the layers whose scales are still missing
 
@@ -177,7 +176,7 @@ def _levels(
     shared = {base for base, all_users in by_tensor(layers).items() if len(all_users) > 1}
     base_of = {layer.node: layer.weight.base for layer in layers}
     settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
-    fixed = {x.output for x in first if x.output in keeps_bias or x.activation not in HOMOGENEOUS_ACTIVATIONS}
+    fixed = {x.output for x in first if x.output in keeps_bias or not x.is_linear(keeps_bias)}
     load: dict[int, int] = {}
 
     def owes(step: Step, at: int) -> dict[str, Owed]:

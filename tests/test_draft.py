@@ -1,0 +1,212 @@
+"""Files in and out: external data, atomic writes, nothing lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import lsuv_cli
+from independent import layer_variances, stored
+from lsuv_cli.draft import Draft
+from lsuv_cli.errors import LsuvError, OutputError
+from lsuv_cli.modelfile import load
+
+rng = np.random.default_rng(11)
+X = rng.standard_normal((64, 32)).astype(np.float32)
+
+
+def chain(layers: int = 3) -> onnx.ModelProto:
+    text = " ".join(f"a{k} = MatMul(r{k}, w{k}) r{k + 1} = Relu(a{k})" for k in range(layers))
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[N,32] x) => (float[N,32] y)'
+        f" {{ r0 = Identity(x) {text} s = Add(r{layers}, table) y = Identity(s) }}"
+    )
+    for k in range(layers):
+        array = rng.standard_normal((32, 32)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, f"w{k}"))
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((1, 32)).astype(np.float32), "table"))
+    return model
+
+
+def scattered(folder: Path, model: onnx.ModelProto) -> Path:
+    """Save with external data in several files, at odd offsets, some in a subdirectory."""
+    (folder / "sub").mkdir()
+    for k, tensor in enumerate(model.graph.initializer):
+        name = ["a.bin", "sub/b.bin"][k % 2]
+        with (folder / name).open("ab") as file:
+            file.write(b"!" * (k * 7 + 3))
+            offset = file.tell()
+            file.write(tensor.raw_data)
+        length = len(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", str(offset)), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
+    path = folder / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_external_data_comes_out_as_one_file_beside_the_output(tmp_path):
+    embedded = chain()
+    model = scattered(tmp_path, onnx.ModelProto.FromString(embedded.SerializeToString()))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    out = tmp_path / "out" / "o.onnx"
+    out.parent.mkdir()
+    report = lsuv_cli.initialize(model, X, output=out).report
+    assert sorted(path.name for path in out.parent.iterdir()) == ["o.onnx", "o.onnx.data"]
+    written = onnx.load(out)
+    assert all(abs(variance - 1) < 1e-3 for variance in layer_variances(written, {"x": X}).values())
+    np.testing.assert_array_equal(stored(written)["table"], stored(embedded)["table"])
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(report.layers) == 3
+    # The same weights as from the same model without external data.
+    plain = stored(lsuv_cli.initialize(embedded, X).model)
+    assert all(np.array_equal(plain[name], array) for name, array in stored(written).items())
+
+
+def test_only_the_place_of_external_data_changes(tmp_path):
+    model = scattered(tmp_path, chain())
+    lsuv_cli.initialize(model, X, output=tmp_path / "o.onnx")
+    before, after = (onnx.load(tmp_path / name, load_external_data=False) for name in ("m.onnx", "o.onnx"))
+    for old, new in zip(before.graph.initializer, after.graph.initializer, strict=True):
+        assert {e.value for e in new.external_data if e.key == "location"} == {"o.onnx.data"}
+        new.CopyFrom(old)
+    kept = [p for p in after.metadata_props if not p.key.startswith("lsuv.")]
+    del after.metadata_props[:]
+    after.metadata_props.extend(kept)
+    assert after.SerializeToString() == before.SerializeToString()
+
+
+def test_a_small_model_stays_embedded(tmp_path):
+    lsuv_cli.initialize(chain(), X, output=tmp_path / "o.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["o.onnx"]
+
+
+def test_external_data_is_embedded_when_the_model_is_kept_in_memory(tmp_path):
+    model = scattered(tmp_path, chain())
+    done = lsuv_cli.initialize(model, X)
+    assert done.model is not None
+    assert all(abs(variance - 1) < 1e-3 for variance in layer_variances(done.model, {"x": X}).values())
+
+
+def test_a_large_model_is_verified_in_pieces_with_the_same_result(tmp_path, monkeypatch):
+    model = scattered(tmp_path, chain(5))
+    lsuv_cli.initialize(model, X, output=tmp_path / "whole.onnx")
+    monkeypatch.setattr("lsuv_cli.api.VERIFY_BYTES", 5000)
+    monkeypatch.setattr("lsuv_cli.stages.STAGE_BYTES", 5000)
+    report = lsuv_cli.initialize(model, X, output=tmp_path / "pieces.onnx").report
+    assert report.stages == 5
+    assert [layer.status for layer in report.layers] == ["ok"] * 5
+    whole, pieces = (stored(onnx.load(tmp_path / f"{name}.onnx")) for name in ("whole", "pieces"))
+    for name in whole:
+        np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-5, atol=1e-6)
+
+
+WRONG_PLACES = {
+    "missing": ({"location": "none.bin"}, "cannot be read"),
+    "parent": ({"location": "../a.bin"}, "outside"),
+    "absolute": ({"location": "/etc/passwd"}, "outside"),
+    "beyond the end": ({"offset": "4"}, "ends at byte"),
+    "negative": ({"offset": "-8"}, "ends at byte"),
+    "not a number": ({"offset": "first"}, "no number"),
+    "wrong length": ({"length": "12"}, "its shape wants"),
+    "no file": ({"location": ""}, "names no file"),
+    "a directory": ({"location": "sub"}, "not a file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PLACES)
+def test_external_data_in_a_wrong_place_is_refused(tmp_path, name):
+    changed, expected = WRONG_PLACES[name]
+    scattered(tmp_path, chain(1))
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    size = (tmp_path / "a.bin").stat().st_size
+    entries = {e.key: e for e in model.graph.initializer[0].external_data}
+    for key, value in changed.items():
+        entries[key].value = str(size - 4) if value == "4" else value
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(LsuvError, match=expected):
+        lsuv_cli.initialize(tmp_path / "m.onnx", X, output=tmp_path / "o.onnx")
+    assert not (tmp_path / "o.onnx").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_external_data_behind_a_link_is_refused_with_advice(tmp_path, link):
+    scattered(tmp_path, chain(1))
+    (tmp_path / "a.bin").rename(tmp_path / "elsewhere")
+    link(tmp_path / "elsewhere", tmp_path / "a.bin")
+    with pytest.raises(LsuvError, match="cp"):
+        lsuv_cli.initialize(tmp_path / "m.onnx", X)
+
+
+@pytest.mark.parametrize("other", ["m.onnx", "link.onnx", "hard.onnx", "sub/../m.onnx"])
+def test_the_input_is_never_the_output_under_any_name(tmp_path, other):
+    model = scattered(tmp_path, chain(1))
+    if other == "link.onnx":
+        os.symlink(model, tmp_path / other)
+    if other == "hard.onnx":
+        os.link(model, tmp_path / other)
+    with pytest.raises(OutputError, match="input itself"):
+        lsuv_cli.initialize(model, X, output=tmp_path / other, force=True)
+
+
+def test_the_inputs_data_file_is_never_the_outputs(tmp_path):
+    model = chain(1)
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="o.onnx.data", size_threshold=0)
+    with pytest.raises(OutputError, match="input itself"):
+        lsuv_cli.initialize(tmp_path / "m.onnx", X, output=tmp_path / "o.onnx", force=True)
+
+
+def test_a_failure_leaves_neither_output_nor_scratch(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lsuv_cli.draft.os.fsync", fails)
+    with pytest.raises(OutputError, match="No space left"):
+        lsuv_cli.initialize(chain(1), X, output=tmp_path / "o.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_left_is_removed_and_what_a_living_run_holds_is_not(tmp_path):
+    dead = subprocess.run(
+        [sys.executable, "-c", _DIES, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert dead.returncode == -9, dead.stderr
+    assert len(list(tmp_path.glob(".lsuv-*"))) == 1
+    with Draft(load(chain(1)), tmp_path / "living.onnx") as living:
+        assert [living.scratch] == list(tmp_path.glob(".lsuv-*"))
+        lsuv_cli.initialize(chain(1), X, output=tmp_path / "o.onnx")
+        assert [living.scratch] == list(tmp_path.glob(".lsuv-*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["o.onnx"]
+
+
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+import onnx
+from lsuv_cli.draft import Draft
+from lsuv_cli.modelfile import ModelFile
+model = onnx.helper.make_model(onnx.GraphProto(name="g"))
+with Draft(ModelFile(model, None, "m"), Path(sys.argv[1]) / "o.onnx"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_weight_in_a_constant_node_and_as_value_floats(tmp_path):
+    model = chain(1)
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+    del model.graph.initializer[0]
+    model.graph.node.insert(
+        0, helper.make_node("Constant", [], ["w0"], value=numpy_helper.from_array(weight, "anything"))
+    )
+    lsuv_cli.initialize(model, X, output=tmp_path / "o.onnx")
+    written = onnx.load(tmp_path / "o.onnx")
+    held = numpy_helper.to_array(written.graph.node[0].attribute[0].t)
+    assert abs(np.var(X.astype(np.float64) @ held) - 1) < 1e-3
