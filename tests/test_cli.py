@@ -77,7 +77,15 @@ def test_json_is_all_there_is_on_stdout(folder):
     assert report["schema"] == "lsuv-report/1"
     assert report["exit_code"] == 0
     assert report["samples"] == 128
-    assert [layer["name"] for layer in report["layers"]] == "conv11 conv12 conv21 conv22 conv31 conv32 ip1".split()
+    assert [layer["name"] for layer in report["layers"]] == [
+        "conv11",
+        "conv12",
+        "conv21",
+        "conv22",
+        "conv31",
+        "conv32",
+        "ip1",
+    ]
     assert abs(report["layers"][0]["variance"] - 1) < 1e-3
     assert report["output"] == "m.lsuv.onnx"
 
