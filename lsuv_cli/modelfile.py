@@ -41,7 +41,13 @@ class ModelFile:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
-        self.ranges = {id_of(t): self._range(t) for t in tensors(proto) if is_external(t)}
+        self.ranges: dict[tuple[str, ...], Range] = {}
+        for tensor in tensors(proto):
+            if is_external(tensor):
+                self.ranges[id_of(tensor)] = self._range(tensor)
+            elif tensor.raw_data and len(tensor.raw_data) != _byte_size(tensor):
+                held, wanted = len(tensor.raw_data), _byte_size(tensor)
+                raise ModelError(f"{name}: tensor {tensor.name!r} has {held} bytes, its shape wants {wanted}")
 
     @property
     def has_external_data(self) -> bool:
