@@ -72,7 +72,7 @@ class ModelFile:
         return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
     def array(self, tensor: TensorProto) -> Array:
-        """A tensor's values; float tensors are not copied where that can be avoided."""
+        """A tensor's values."""
         if not is_external(tensor):
             try:
                 return numpy_helper.to_array(tensor)
@@ -80,14 +80,18 @@ class ModelFile:
                 raise ModelError(f"{self.name}: tensor {tensor.name!r} is damaged: {problem}") from problem
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         where = self.ranges[id_of(tensor)]
-        if math.prod(tensor.dims) * dtype.itemsize != where.length or where.length == 0:
+        if math.prod(tensor.dims) * dtype.itemsize != where.length:  # packed: two or more values in a byte
             whole = TensorProto()
             whole.CopyFrom(tensor)
             whole.ClearField("external_data")
             whole.data_location = TensorProto.DEFAULT
             whole.raw_data = self.raw(tensor)
             return numpy_helper.to_array(whole)
-        return np.memmap(where.path, dtype, "r", where.offset, tuple(tensor.dims))
+        # Read, not mapped: if another program cuts the file short, a mapping would kill this one.
+        array = np.fromfile(where.path, dtype, math.prod(tensor.dims), offset=where.offset)
+        if array.nbytes != where.length:
+            raise ModelError(f"{where.path}: the file became shorter while it was read")
+        return array.reshape(tuple(tensor.dims))
 
     def _range(self, tensor: TensorProto) -> Range:
         """The place of an external tensor, checked."""
