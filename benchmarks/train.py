@@ -1,0 +1,744 @@
+"""Train the paper's networks from files that `lsuv init` wrote, and see which initializations learn.
+
+    python benchmarks/train.py mnist  --mnist PATH      # FitNet-MNIST to the end: softmax and hinge, two seeds
+    python benchmarks/train.py grid   --cifar10 PATH    # FitNet-4 and FitResNet-4, initializations x non-linearities
+    python benchmarks/train.py case   --cifar10 PATH    # FitNet-4 ReLU with LSUV and as build.py left it
+    python benchmarks/train.py bn     --cifar10 PATH    # LSUV against batch normalization, by wall-clock time
+    python benchmarks/train.py time                     # seconds an iteration takes
+    python benchmarks/train.py tables                   # tables and plots from the saved runs
+
+Each run goes the whole road (build.py, `lsuv init` as a command, onnx2torch) and writes one JSON file. Ctrl-C saves a
+checkpoint and stops; the same command goes on from there, bit for bit, and skips what is finished. Given more
+--iterations, a finished run with a constant learning rate goes on too; with --undecided only those that have neither
+converged nor diverged. `--only GLOB` picks runs by name, `--shard 1/2` every second one: two processes of one thread
+make better use of two cores than one process of two.
+
+The recipe is the authors' (github.com/ducha-aiki/LSUVinit, examples/lsuv): batches of 128 (MNIST: 64), SGD with
+momentum 0.9 and learning rate 0.01, weight decay 0.0005 (CIFAR-10: not on biases), dropout 0.2 on the images, behind
+the poolings and before the classifier (MNIST: 0.3 before the classifier), CIFAR-10 mirrored and shifted by up to 4
+pixels, no gradient clipping. Different here: images normalized per channel, where the authors have global contrast
+normalization (MNIST: a division by 250); SGD for MNIST too, where their files have RMSProp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pipeline
+from pipeline import Images, markdown
+
+NETWORKS = ("fitnet4", "fitresnet4")
+INITS = ("lsuv", "orthonormal", "xavier", "msra")
+ACTIVATIONS = ("maxout", "relu", "vlrelu", "tanh")
+TITLES = {"lsuv": "LSUV", "orthonormal": "OrthoNorm", "xavier": "Xavier", "msra": "MSRA", "given": "Gaussian, 0.01"}
+TITLES |= {"maxout": "maxout", "relu": "ReLU", "vlrelu": "VLReLU", "tanh": "tanh"}
+TITLES |= {"fitnet4": "FitNet-4", "fitresnet4": "FitResNet-4"}
+
+# The paper's accuracies on CIFAR-10 after 230 epochs; None is its n/c, "failed to converge".
+PAPER_GRID: dict[str, dict[str, dict[str, float | None]]] = {
+    "fitnet4": {
+        "lsuv": {"maxout": 93.94, "relu": 92.11, "vlrelu": 92.97, "tanh": 89.28},
+        "orthonormal": {"maxout": 93.78, "relu": 91.74, "vlrelu": 92.40, "tanh": 89.48},
+        "xavier": {"maxout": 91.75, "relu": 90.63, "vlrelu": 92.27, "tanh": 89.82},
+        "msra": {"maxout": None, "relu": 90.91, "vlrelu": 92.43, "tanh": 89.54},
+    },
+    "fitresnet4": {
+        "lsuv": {"maxout": 94.16, "relu": 92.82, "vlrelu": 93.36, "tanh": 89.17},
+        "orthonormal": {"maxout": None, "relu": 91.42, "vlrelu": None, "tanh": 89.31},
+        "xavier": {"maxout": None, "relu": 92.48, "vlrelu": 93.34, "tanh": 89.62},
+        "msra": {"maxout": None, "relu": None, "vlrelu": None, "tanh": 88.59},
+    },
+}
+# Its errors on MNIST, %.
+PAPER_MNIST = {
+    ("lsuv", "softmax"): 0.48,
+    ("orthonormal", "softmax"): 0.48,
+    ("lsuv", "hinge"): 0.38,
+    ("orthonormal", "hinge"): 0.43,
+}
+
+# A run has converged when its training loss, averaged over the last WINDOW iterations, is below THRESHOLD. Guessing
+# has ln 10 = 2.30.
+THRESHOLD = 2.0
+WINDOW = 50
+# The hinge loss is a sum over ten classes. At 0.01 it diverged within 40 iterations; 0.002 is the rate in the authors'
+# files for MNIST.
+HINGE_RATE = 0.002
+CHECKPOINT_SECONDS = 120
+
+
+# --- Runs ---
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides how a run goes. Two runs with the same name are the same run."""
+
+    name: str
+    network: str
+    activation: str
+    init: str
+    seed: int = 0
+    batch_norm: str | None = None
+    dataset: str = "cifar10"
+    loss: str = "softmax"
+    iterations: int = 300
+    batch_size: int = 128
+    rate: float = 0.01
+    drops: tuple[float, ...] = ()  # shares of the run after which the rate falls tenfold
+    decay: float = 5e-4
+    decay_biases: bool = False
+    dropout: float = 0.2
+    dropout_before: tuple[str, ...] = ("conv11", "conv21", "conv31", "ip1", "ip2")
+    augment: bool = True
+    log_every: int = 10
+    test_every: int = 100
+    test_images: int = 1000
+    calibration_images: int = 256
+
+    def rate_at(self, iteration: int) -> float:
+        return self.rate * 0.1 ** sum(iteration >= share * self.iterations for share in self.drops)
+
+    def settings(self) -> dict[str, Any]:
+        found = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+
+    def same_start(self, saved: dict[str, Any]) -> bool:
+        """Whether a saved run is this one, only shorter or longer."""
+        free = set() if self.drops else {"iterations"}
+        return all(saved.get(k) == v for k, v in self.settings().items() if k not in free)
+
+
+@dataclass
+class State:
+    """How far a run has come."""
+
+    iteration: int = 0
+    seconds: float = 0.0  # of training alone, not of tests
+    cpu_seconds: float = 0.0
+    losses: list[float | None] = field(default_factory=list)  # means over log_every iterations
+    pending: list[float] = field(default_factory=list)
+    tests: list[dict[str, float]] = field(default_factory=list)
+    diverged_at: int | None = None
+
+    def recent(self, run: Run) -> float | None:
+        last = self.losses[-(WINDOW // run.log_every) or -1 :]
+        kept = [v for v in last if v is not None]
+        return statistics.fmean(kept) if last and len(kept) == len(last) else None
+
+    def converged_at(self, run: Run) -> int | None:
+        """The first iteration at which the running mean is below the threshold."""
+        size = max(1, WINDOW // run.log_every)
+        for end in range(size, len(self.losses) + 1):
+            window = self.losses[end - size : end]
+            if None not in window and statistics.fmean(v for v in window if v is not None) < THRESHOLD:
+                return end * run.log_every
+        return None
+
+    def outcome(self, run: Run) -> str:
+        if self.diverged_at is not None:
+            return "diverged"
+        recent = self.recent(run)
+        return "converged" if recent is not None and recent < THRESHOLD else "n/c"
+
+
+def cifar_run(network: str, activation: str, init: str, **other: Any) -> Run:
+    return Run(f"{network}-{activation}-{init}{_mark(other)}", network, activation, init, **other)
+
+
+def _mark(other: dict[str, Any]) -> str:
+    """Part of a name: the tables show the runs with seed 0, which have none."""
+    return f"-s{other['seed']}" if other.get("seed") else ""
+
+
+def grid_runs(**other: Any) -> list[Run]:
+    """LSUV first: should the time run out, the table's first row is whole. Maxout, the slowest, last."""
+    activations = sorted(ACTIVATIONS, key=lambda a: a == "maxout")
+    return [cifar_run(n, a, i, **other) for n in NETWORKS for a in activations for i in INITS]
+
+
+def case_runs(**other: Any) -> list[Run]:
+    return [cifar_run("fitnet4", "relu", init, **other) for init in ("lsuv", "given")]
+
+
+def bn_runs(activation: str, **other: Any) -> list[Run]:
+    plain = {"network": "fitnet4", "activation": activation, "test_every": 50, **other}
+    return [
+        Run(name=f"bn-{activation}-lsuv{_mark(other)}", init="lsuv", **plain),
+        Run(name=f"bn-{activation}-before-xavier{_mark(other)}", init="xavier", batch_norm="before", **plain),
+        Run(name=f"bn-{activation}-after-xavier{_mark(other)}", init="xavier", batch_norm="after", **plain),
+    ]
+
+
+def mnist_runs(seeds: int, **other: Any) -> list[Run]:
+    """The authors' schedule: tenfold drops at 0.3, 0.6 and 0.9 of the run."""
+    recipe: dict[str, Any] = {
+        "dataset": "mnist",
+        "batch_size": 64,
+        "drops": (0.3, 0.6, 0.9),
+        "decay_biases": True,
+        "dropout": 0.3,
+        "dropout_before": ("ip1",),
+        "augment": False,
+        "log_every": 100,
+        "test_every": 937,  # once an epoch
+        "test_images": 10000,
+        **other,
+    }
+    return [
+        Run(f"mnist-{init}-{loss}-s{seed}", "fitnet_mnist", "maxout", init, seed, loss=loss, rate=rate, **recipe)
+        for seed in range(seeds)
+        for loss, rate in (("softmax", 0.01), ("hinge", HINGE_RATE))
+        for init in ("lsuv", "orthonormal")
+    ]
+
+
+# --- Training ---
+
+
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C; what was done is saved."""
+
+
+class Interruption:
+    """Remembers the first SIGINT or SIGTERM, so that a run ends between two iterations. The second one kills."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _frame: Any) -> None:
+        self.wanted = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Images
+    test: Images
+
+
+def batch(run: Run, data: Images, iteration: int) -> tuple[Any, Any]:
+    """The iteration's mini-batch. It depends on the seed and the iteration only, so a run can go on anywhere."""
+    import torch
+
+    per_epoch = len(data) // run.batch_size
+    epoch, k = divmod(iteration, per_epoch)
+    order = np.random.default_rng((run.seed, epoch)).permutation(len(data))
+    which = order[k * run.batch_size : (k + 1) * run.batch_size]
+    images = data.normalized(which)
+    if run.augment:
+        random = np.random.default_rng((run.seed, iteration, 1))
+        padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)))
+        for n, (down, right, mirror) in enumerate(random.integers(0, (9, 9, 2), (len(images), 3))):
+            cut = padded[n, :, down : down + images.shape[2], right : right + images.shape[3]]
+            images[n] = cut[:, :, ::-1] if mirror else cut
+    return torch.from_numpy(images), torch.from_numpy(data.labels[which])
+
+
+def loss_of(run: Run) -> Callable[[Any, Any], Any]:
+    import torch
+    from torch.nn import functional
+
+    if run.loss == "softmax":
+        return functional.cross_entropy
+
+    def hinge(logits: Any, labels: Any) -> Any:
+        """Caffe's HingeLoss, which the authors use: one against all, summed over the classes."""
+        signs = 2 * functional.one_hot(labels, logits.shape[1]).to(logits.dtype) - 1
+        return torch.relu(1 - signs * logits).sum(1).mean()
+
+    return hinge
+
+
+def load_module(run: Run, work: Path, data: Images, threads: int) -> tuple[Any, dict[str, Any]]:
+    """The whole road: build.py, `lsuv init`, onnx2torch; then dropout, which the inference graphs leave out."""
+    import torch
+    from torch.nn import functional
+
+    folder = work / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    built = pipeline.build(folder / "built.onnx", run.network, run.activation, run.batch_norm)
+    calibration = folder / "calibration.npy"
+    np.save(calibration, data.normalized(pipeline.chosen(data, run.calibration_images, run.seed)))
+    report = pipeline.initialize(built, folder / "start.onnx", run.init, calibration, run.seed, threads)
+    module = pipeline.to_torch(folder / "start.onnx")
+    calibration.unlink()
+    built.unlink()
+
+    def drop(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (functional.dropout(inputs[0], run.dropout, layer.training),)
+
+    for name in run.dropout_before:
+        module.get_submodule(name).register_forward_pre_hook(drop)
+    # 10 to 15 % faster for FitNet-4 with ReLU.
+    return module.to(memory_format=torch.channels_last), report
+
+
+def test(module: Any, run: Run, data: Images) -> dict[str, float]:
+    import torch
+
+    module.eval()
+    right, loss, count = 0, 0.0, min(run.test_images, len(data))
+    with torch.no_grad():
+        for start in range(0, count, 250):
+            which = slice(start, min(start + 250, count))
+            labels = torch.from_numpy(data.labels[which])
+            logits = module(torch.from_numpy(data.normalized(which)))
+            right += int((logits.argmax(1) == labels).sum())
+            loss += float(loss_of(run)(logits, labels)) * len(labels)
+    module.train()
+    return {"accuracy": right / count, "loss": loss / count if math.isfinite(loss) else -1.0}
+
+
+class Trainer:
+    """One run: from its checkpoint, if it has one, to its last iteration."""
+
+    def __init__(self, run: Run, data: Data, output: Path, work: Path, threads: int) -> None:
+        self.run, self.data, self.threads = run, data, threads
+        self.file, self.checkpoint = output / f"{run.name}.json", work / run.name / "checkpoint.pt"
+        self.work = work
+        self.state = State()
+        self.report: dict[str, Any] = {}
+
+    def finished(self, undecided: bool) -> bool:
+        """Whether there is nothing (more) to do."""
+        if not self.file.is_file():
+            return False
+        saved = json.loads(self.file.read_text())
+        if not self.run.same_start(saved["run"]):
+            changed = {k for k, v in self.run.settings().items() if saved["run"].get(k) != v}
+            what = ", ".join(sorted(changed))
+            raise SystemExit(f"{self.file.name} holds a run with other settings ({what}): delete it to start anew")
+        known = saved["outcome"] == "diverged" or (undecided and saved["outcome"] == "converged")
+        return known or saved["iteration"] >= self.run.iterations
+
+    def train(self, interruption: Interruption, tell: Callable[[State], None]) -> None:
+        import torch
+
+        torch.set_num_threads(self.threads)
+        run, state = self.run, self.state
+        module, self.report = load_module(run, self.work, self.data.train, self.threads)
+        module.train()
+        with_decay = [p for p in module.parameters() if run.decay_biases or p.ndim > 1]
+        without = [p for p in module.parameters() if not run.decay_biases and p.ndim <= 1]
+        groups = [{"params": with_decay, "weight_decay": run.decay}, {"params": without, "weight_decay": 0.0}]
+        optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=run.rate, momentum=0.9)
+        if self.checkpoint.is_file():
+            saved = torch.load(self.checkpoint, weights_only=False)
+            if run.same_start(saved["run"]):
+                module.load_state_dict(saved["module"])
+                optimizer.load_state_dict(saved["optimizer"])
+                state = self.state = State(**saved["state"])
+        loss_function = loss_of(run)
+        kept = time.monotonic()
+        while state.iteration < run.iterations and state.diverged_at is None:
+            begun, cpu = time.perf_counter(), time.process_time()
+            torch.manual_seed(run.seed * 1_000_003 + state.iteration)  # dropout
+            for group in optimizer.param_groups:
+                group["lr"] = run.rate_at(state.iteration)
+            x, y = batch(run, self.data.train, state.iteration)
+            optimizer.zero_grad()
+            loss = loss_function(module(x.to(memory_format=torch.channels_last)), y)
+            loss.backward()
+            optimizer.step()
+            value = float(loss.detach())
+            state.iteration += 1
+            state.seconds += time.perf_counter() - begun
+            state.cpu_seconds += time.process_time() - cpu
+            state.pending.append(value)
+            if not math.isfinite(value):
+                state.diverged_at = state.iteration
+            if len(state.pending) == run.log_every or state.diverged_at:
+                mean = statistics.fmean(state.pending)
+                state.losses.append(float(f"{mean:.5g}") if math.isfinite(mean) else None)
+                state.pending.clear()
+            if state.diverged_at is None and (
+                state.iteration % run.test_every == 0 or state.iteration == run.iterations
+            ):
+                state.tests.append(
+                    {
+                        "iteration": state.iteration,
+                        "seconds": round(state.seconds, 2),
+                        **{k: round(v, 5) for k, v in test(module, run, self.data.test).items()},
+                    }
+                )
+            tell(state)
+            if interruption.wanted or time.monotonic() - kept > CHECKPOINT_SECONDS:
+                self.save(module, optimizer)
+                kept = time.monotonic()
+            if interruption.wanted:
+                raise Interrupted
+        self.save(module, optimizer)
+
+    def save(self, module: Any, optimizer: Any) -> None:
+        import torch
+
+        scratch = self.checkpoint.with_suffix(".new")
+        state = {
+            "run": self.run.settings(),
+            "module": module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "state": dataclasses.asdict(self.state),
+        }
+        torch.save(state, scratch)
+        scratch.replace(self.checkpoint)
+        self.write()
+
+    def write(self) -> None:
+        run, state = self.run, self.state
+        saved = {
+            "run": run.settings(),
+            "outcome": state.outcome(run),
+            "iteration": state.iteration,
+            "converged_at": state.converged_at(run),
+            "diverged_at": state.diverged_at,
+            "recent_loss": state.recent(run),
+            "seconds": round(state.seconds, 1),
+            "cpu_seconds": round(state.cpu_seconds, 1),
+            "seconds_per_iteration": round(state.seconds / max(1, state.iteration), 4),
+            "threads": self.threads,
+            "lsuv_seconds": self.report.get("seconds", {}).get("total"),
+            "versions": pipeline.versions("lsuv-cli", "numpy", "onnx", "onnx2torch", "torch"),
+            "tests": state.tests,
+            "losses": state.losses,
+        }
+        pipeline.write_json(self.file, saved)
+
+
+def train_all(runs: Sequence[Run], given: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    dataset = runs[0].dataset if runs else "cifar10"
+    path = given.mnist if dataset == "mnist" else given.cifar10
+    data = Data(pipeline.load(path, dataset, "train"), pipeline.load(path, dataset, "test"))
+    interruption = Interruption()
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 110)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        overall = bar.add_task("runs", total=len(runs))
+        current = bar.add_task("", total=1)
+        for run in runs:
+            trainer = Trainer(run, data, given.output, given.work, given.threads)
+            if trainer.finished(given.undecided):
+                bar.advance(overall)
+                continue
+            bar.reset(current, total=run.iterations, description=run.name)
+
+            def tell(state: State, run: Run = run) -> None:
+                loss = state.losses[-1] if state.losses else math.nan
+                bar.update(current, completed=state.iteration, description=f"{run.name} loss {loss or math.nan:.3f}")
+                if state.tests and state.tests[-1]["iteration"] == state.iteration:
+                    now, accuracy = f"{state.seconds:.0f} s", f"{100 * state.tests[-1]['accuracy']:.2f} %"
+                    console.print(f"{run.name} {state.iteration}/{run.iterations}: loss {loss}, test {accuracy}, {now}")
+
+            try:
+                trainer.train(interruption, tell)
+            except Interrupted:
+                console.print(f"interrupted; {run.name} is saved at iteration {trainer.state.iteration}")
+                raise SystemExit(130) from None
+            console.print(f"{run.name}: {trainer.state.outcome(run)}, {trainer.state.seconds:.0f} s of training")
+            bar.advance(overall)
+
+
+# --- Time ---
+
+
+def measure_time(given: argparse.Namespace) -> None:
+    """The fastest of a few iterations of each network, and what the grid would take."""
+    import torch
+
+    random = np.random.default_rng(0)
+    found: dict[str, Any] = {"load_average": [round(v, 2) for v in os.getloadavg()], "batch_size": 128, "seconds": {}}
+    cases = [("fitnet_mnist", "maxout", None), ("fitnet4", "relu", "before")]
+    cases += [(network, activation, None) for network in NETWORKS for activation in ("relu", "tanh", "maxout")]
+    for network, activation, norm in cases:
+        built = pipeline.build(given.work / "time.onnx", network, activation, norm)
+        module = pipeline.to_torch(built).train().to(memory_format=torch.channels_last)
+        shape = (128, 1, 28, 28) if network == "fitnet_mnist" else (128, 3, 32, 32)
+        x = torch.from_numpy(random.standard_normal(shape, np.float32)).to(memory_format=torch.channels_last)
+        y = torch.from_numpy(random.integers(0, 10, 128))
+        name = f"{network}-{activation}" + (f"-bn-{norm}" if norm else "")
+        found["seconds"][name] = {}
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            times = []
+            for _ in range(given.repeats + 1):
+                begun = time.perf_counter()
+                torch.nn.functional.cross_entropy(module(x), y).backward()
+                times.append(time.perf_counter() - begun)
+            found["seconds"][name][str(threads)] = round(min(times[1:]), 4)
+        print(name, found["seconds"][name], flush=True)
+    pipeline.write_json(given.output / "time.json", found)
+
+
+# --- Tables and plots ---
+
+
+def saved_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    return {p.stem: found for p in sorted(folder.glob("*.json")) if "run" in (found := json.loads(p.read_text()))}
+
+
+def last_accuracy(found: dict[str, Any]) -> str:
+    return f"{100 * found['tests'][-1]['accuracy']:.1f} %" if found["tests"] else "untested"
+
+
+def ours(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not run"
+    if found["outcome"] == "diverged":
+        return f"n/c: diverged at iteration {found['diverged_at']}"
+    loss = f"loss {found['recent_loss']:.2f}" if found["recent_loss"] is not None else "no loss yet"
+    if found["outcome"] == "converged":
+        return f"converges: {loss}, {last_accuracy(found)}, at {found['converged_at']}"
+    return f"n/c after {found['iteration']}: {loss}"
+
+
+def table_grid(network: str, runs: dict[str, dict[str, Any]]) -> str:
+    rows, differs = [], []
+    for init in INITS:
+        row = [TITLES[init]]
+        for activation in ACTIVATIONS:
+            paper, found = PAPER_GRID[network][init][activation], runs.get(f"{network}-{activation}-{init}")
+            row += ["n/c" if paper is None else f"{paper:.2f}", ours(found)]
+            if found is not None and (found["outcome"] == "converged") != (paper is not None):
+                theirs = "does not converge" if paper is None else "converges"
+                differs.append(f"{TITLES[init]}, {TITLES[activation]}: in the paper it {theirs}; here: {ours(found)}")
+        rows.append(row)
+    header = ["init", *(part for a in ACTIVATIONS for part in (f"{TITLES[a]}: paper", "ours"))]
+    text = f"### {TITLES[network]}\n\n{markdown(header, rows)}"
+    return text + ("\nDifferent from the paper:\n\n- " + "\n- ".join(differs) + "\n" if differs else "")
+
+
+def table_mnist(runs: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for (init, loss), paper in PAPER_MNIST.items():
+        found = [r for name, r in runs.items() if name.startswith(f"mnist-{init}-{loss}-") and r["tests"]]
+        whole = [r for r in found if r["iteration"] >= r["run"]["iterations"]]
+        errors = [100 * (1 - r["tests"][-1]["accuracy"]) for r in whole]
+        each = ", ".join(f"{e:.2f}" for e in errors) or "not finished"
+        mean = f"{statistics.fmean(errors):.3f}" if errors else ""
+        minutes = f"{statistics.fmean(r['seconds'] for r in whole) / 60:.0f}" if whole else ""
+        rows.append([f"{TITLES[init]}, {loss}", f"{paper:.2f}", each, mean, minutes])
+    header = ["", "paper, error %", "ours, error % by seed", "mean", "minutes each"]
+    return "### MNIST, FitNet-MNIST maxout\n\n" + markdown(header, rows)
+
+
+def table_bn(runs: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for name, found in runs.items():
+        if name.startswith("bn-"):
+            per = f"{found['seconds_per_iteration']:.3f}"
+            rows.append([name[3:], str(found["iteration"]), per, f"{found['seconds']:.0f}", last_accuracy(found)])
+    header = ["FitNet-4", "iterations", "s/iteration", "seconds", "test accuracy"]
+    return "### LSUV and batch normalization\n\n" + markdown(header, rows)
+
+
+def points(found: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    every = found["run"]["log_every"]
+    for k, loss in enumerate(found["losses"], start=1):
+        if loss is not None:
+            yield k * every, min(loss, 5.0)
+
+
+def _curve(axes: Any, pairs: Sequence[tuple[float, float]], label: str) -> None:
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), label=label)
+
+
+def _finish(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+
+
+def plot_curves(network: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Figure 2: a panel for each non-linearity, a line for each initialization."""
+
+    def losses(axes: Any) -> None:
+        for a, activation in zip([a for row in axes for a in row], ACTIVATIONS, strict=True):
+            for init in INITS:
+                if found := runs.get(f"{network}-{activation}-{init}"):
+                    mark = f" (diverged at {found['diverged_at']})" if found["outcome"] == "diverged" else ""
+                    _curve(a, list(points(found)), TITLES[init] + mark)
+            a.axhline(math.log(10), color="0.6", linestyle=":")
+            _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "training loss")
+
+    def accuracies(axes: Any) -> None:
+        for a, activation in zip([a for row in axes for a in row], ACTIVATIONS, strict=True):
+            for init in INITS:
+                if found := runs.get(f"{network}-{activation}-{init}"):
+                    _curve(a, [(t["iteration"], 100 * t["accuracy"]) for t in found["tests"]], TITLES[init])
+            _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "test accuracy, %")
+
+    pipeline.figure(folder / f"{network}_loss.png", 2, 2, losses, (4.2, 3.0))
+    pipeline.figure(folder / f"{network}_accuracy.png", 2, 2, accuracies, (4.2, 3.0))
+
+
+def plot_case(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for init in ("given", "lsuv"):
+            if found := runs.get(f"fitnet4-relu-{init}"):
+                _curve(axes[0][0], list(points(found)), TITLES[init])
+        _finish(axes[0][0], "FitNet-4, ReLU, CIFAR-10, 19 layers", "iteration", "training loss")
+
+    pipeline.figure(folder / "case.png", 1, 1, draw, (6.0, 3.6))
+
+
+def plot_bn(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for name, found in runs.items():
+            if name.startswith("bn-"):
+                tests = found["tests"]
+                _curve(axes[0][0], [(t["seconds"] / 60, 100 * t["accuracy"]) for t in tests], name[3:])
+                _curve(axes[0][1], [(t["iteration"], 100 * t["accuracy"]) for t in tests], name[3:])
+        _finish(axes[0][0], "FitNet-4", "minutes", "test accuracy, %")
+        _finish(axes[0][1], "FitNet-4", "iteration", "test accuracy, %")
+
+    pipeline.figure(folder / "bn.png", 1, 2, draw)
+
+
+def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for name, found in runs.items():
+            if name.startswith("mnist-"):
+                pairs = [(t["iteration"], 100 * (1 - t["accuracy"])) for t in found["tests"]]
+                _curve(axes[0][0], pairs, name.removeprefix("mnist-"))
+        axes[0][0].set_yscale("log")
+        _finish(axes[0][0], "FitNet-MNIST, maxout", "iteration", "test error, %")
+
+    pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
+
+
+def tables(folder: Path) -> None:
+    runs = saved_runs(folder)
+    parts = []
+    if any(name.startswith("mnist-") for name in runs):
+        parts.append(table_mnist(runs))
+        plot_mnist(runs, folder)
+    for network in NETWORKS:
+        if any(name.startswith(f"{network}-") for name in runs):
+            parts.append(table_grid(network, runs))
+            plot_curves(network, runs, folder)
+    if "fitnet4-relu-given" in runs:
+        plot_case(runs, folder)
+    if any(name.startswith("bn-") for name in runs):
+        parts.append(table_bn(runs))
+        plot_bn(runs, folder)
+    hours = sum(r["seconds"] for r in runs.values()) / 3600
+    parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
+    text = "\n".join(parts)
+    pipeline.write_text(folder / "tables.md", text)
+    print(text)
+
+
+# --- The command line ---
+
+
+def shard(text: str) -> tuple[int, int]:
+    k, _, n = text.partition("/")
+    if not (k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N, such as 1/2")
+    return int(k), int(n)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("mnist", "FitNet-MNIST maxout to the end"),
+        ("grid", "FitNet-4 and FitResNet-4 on CIFAR-10, 32 runs"),
+        ("case", "FitNet-4 ReLU with and without LSUV"),
+        ("bn", "LSUV against batch normalization"),
+        ("time", "seconds an iteration takes, on 1 and 2 threads"),
+        ("tables", "tables and plots from the saved runs"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("-o", "--output", type=Path, default=pipeline.RESULTS / "train", help="results as JSON")
+        if name == "tables":
+            continue
+        command.add_argument("--work", type=Path, default=pipeline.WORK, help="models and checkpoints")
+        if name == "time":
+            command.add_argument("--repeats", type=int, default=3)
+            continue
+        data = "mnist" if name == "mnist" else "cifar10"
+        command.add_argument(f"--{data}", type=Path, required=True, metavar="PATH", help=f"directory with {data}_*.npz")
+        command.add_argument("--threads", type=int, default=1)
+        # 23,425 iterations of 64 are 25 epochs of MNIST; 300 of 128 are 1.9 epochs of 20,000 images.
+        default = 23425 if name == "mnist" else 300
+        command.add_argument("--iterations", type=int, default=default, help=f"of each run; default {default}")
+        command.add_argument("--batch-size", type=int, default=64 if name == "mnist" else 128)
+        command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
+        command.add_argument("--shard", type=shard, default=(1, 1), metavar="K/N", help="the K-th of N parts")
+        command.add_argument("--undecided", action="store_true", help="let converged runs be")
+        command.add_argument("--list", action="store_true", help="the names of the runs, and do nothing")
+        if name == "mnist":
+            command.add_argument("--seeds", type=int, default=2)
+        else:
+            command.add_argument("--seed", type=int, default=0, help="of the weights and of all else that is random")
+            command.add_argument("--rate", type=float, default=0.01, help="learning rate; with another -o than 0.01's")
+            command.add_argument("--dropout", type=float, default=0.2, help="with another -o than 0.2's")
+        if name == "bn":
+            command.add_argument("--activation", choices=ACTIVATIONS, default="relu")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = command_line().parse_args(arguments)
+    if given.command == "tables":
+        tables(given.output)
+        return
+    if given.command == "time":
+        measure_time(given)
+        return
+    chosen: dict[str, Any] = {"iterations": given.iterations, "batch_size": given.batch_size}
+    if given.command != "mnist":
+        chosen |= {"seed": given.seed, "rate": given.rate, "dropout": given.dropout}
+    match given.command:
+        case "mnist":
+            runs = mnist_runs(given.seeds, **chosen)
+        case "grid":
+            runs = grid_runs(**chosen)
+        case "case":
+            runs = case_runs(**chosen)
+        case _:
+            runs = bn_runs(given.activation, **chosen)
+    runs = [run for run in runs if any(fnmatch.fnmatch(run.name, glob) for glob in given.only)]
+    k, n = given.shard
+    runs = runs[k - 1 :: n]
+    if given.list:
+        print("\n".join(run.name for run in runs))
+        return
+    train_all(runs, given)
+
+
+if __name__ == "__main__":
+    main()
