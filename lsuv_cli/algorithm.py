@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, TypeProto
+from onnx import TypeProto, helper
 
 from lsuv_cli import precision, weights
 from lsuv_cli.assembly import Assembler
@@ -65,11 +65,12 @@ class Runner:
     stored: Callable[[str], Array]
     retype: Mapping[int, int]
     progress: Progress
+    units: bool = False
 
     def __post_init__(self) -> None:
         self.frontier = Frontier(self.device, self.memory)
-        self.assembler = Assembler(self.graph, self.plan, self.stored, self.retype)
-        self.scales: dict[str, float] = {}  # of each layer, relative to the weight that ran
+        self.assembler = Assembler(self.graph, self.plan, self.stored, self.retype, self.units)
+        self.scales: dict[str, float] = {}  # of what each layer passes on, relative to the weight that ran
 
     def measure(self, index: int, running: Mapping[str, Array]) -> list[Moments]:
         """Run a stage with the given weights; what its layers put out, as if all layers before it were scaled."""
@@ -115,8 +116,8 @@ class Runner:
             return self.frontier.get(number, name)
         array = batch[name]
         kind = self.graph.inputs[name].type.tensor_type.elem_type
-        if self.retype.get(kind) == TensorProto.FLOAT:
-            array = np.asarray(array, np.float32)
+        if kind in precision.ALL:  # the data of a bfloat16 input is float32
+            array = np.asarray(array, helper.tensor_dtype_to_np_dtype(self.retype.get(kind, kind)))
         return session.to_device(array)
 
 
@@ -162,7 +163,8 @@ def _scale_stage(
     # Weights run with He's standard deviation, so that a chain of them neither explodes nor vanishes.
     running, factors = {}, {}
     for base, users in groups.items():
-        stored, factors[base] = _running_weight(draft, users[0], pre_init, seed)
+        linear = all(layer.is_linear(plan.keeps_bias) for layer in users)
+        stored, factors[base] = _running_weight(draft, users[0], pre_init, seed, linear)
         running[base] = stored
     as_read = {x.weight.value: x.weight.seen(running[x.weight.base]) for x in stage.layers}
     found = dict(zip([x.output for x in stage.layers], runner.measure(index, as_read), strict=True))
@@ -174,6 +176,8 @@ def _scale_stage(
         scale, status = solve(pooled(measured), target)
         given = factors[base]
         final = _cast(running[base], scale, users[0].weight.dtype) if status is Status.OK else None
+        if any(x.weight.cast and _cast(running[base], scale, x.weight.cast) is None for x in users):
+            final = None  # it fits where it is stored, but not through the Cast behind
         if status is Status.OK and final is None:
             status = Status.OVERFLOW
         if final is None:
@@ -184,7 +188,7 @@ def _scale_stage(
         if final is not None:
             draft.store(base, final)
         for layer, moments in zip(users, measured, strict=True):
-            runner.scales[layer.output] = scale
+            runner.scales[layer.output] = scale * plan.multiplied.get(layer.output, 1.0)
             own = moments.variance / given**2 if math.isfinite(moments.variance) else moments.variance
             turns[layer.output] = Turn(own, scale * given, status)
     return turns
@@ -247,18 +251,17 @@ def pre_initialized(draft: Draft, layer: Layer, pre_init: PreInit, seed: int) ->
     return np.ascontiguousarray(weight.stored(layer.form.weight(matrices, weight.shape)))
 
 
-def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int) -> tuple[Array, float]:
+def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int, linear: bool) -> tuple[Array, float]:
     """The weight that is run, and the factor by which it differs from the pre-initialized one."""
     array = pre_initialized(draft, layer, pre_init, seed)
-    largest = float(np.max(np.abs(array), initial=0.0))
-    if not math.isfinite(largest) or largest == 0.0:
+    _, square = weights.mean_and_square(array)
+    factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
+    if not linear or not math.isfinite(factor):
         return array, 1.0
-    relative = np.ravel(array / array.dtype.type(largest))
-    rms = largest * math.sqrt(float(np.dot(relative, relative)) / relative.size)
-    factor = math.sqrt(2.0 / layer.form.fan_in) / rms
-    if not math.isfinite(factor):
-        return array, 1.0
-    return (array * array.dtype.type(factor) if factor < 1e30 else (array / largest * (largest * factor))), factor
+    if factor < 1e30:
+        return array * array.dtype.type(factor), factor
+    largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
+    return array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor
 
 
 def _cast(array: Array, scale: float, dtype: str) -> Array | None:
@@ -282,11 +285,12 @@ def verify(
     device: Device,
     memory: int,
     progress: Progress,
+    units: bool = False,
 ) -> dict[str, Moments]:
     """Measure every layer of a model as it stands, in the model's own types where the device can."""
     problem: Unsupported | None = None
     for retype in ({}, precision.HALF, precision.ALL):
-        runner = Runner(graph, plan, batches, device, memory, stored, retype, progress)
+        runner = Runner(graph, plan, batches, device, memory, stored, retype, progress, units)
         try:
             found: dict[str, Moments] = {}
             for index, stage in enumerate(plan.stages):

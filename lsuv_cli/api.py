@@ -160,10 +160,12 @@ class _Job:
         with Draft(self.file, None if dry_run else output, force=force) as draft:
             data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
             given = self._measured("before", self.file, data, device) if chosen.before and data else {}
+            called = self._names() if carried is not None else {}
             prepared = preparation.prepare(draft, chosen)
             self.warnings += prepared.warnings
             graph, read = prepared.graph, preparation.reader(draft, prepared.graph)
-            plan = stages.cut(graph, prepared.found.layers, prepared.keeps_bias, _bytes(graph))
+            multiplied = norms.multipliers(graph, prepared.found.layers, read)
+            plan = stages.cut(graph, prepared.found.layers, prepared.keeps_bias, _bytes(graph), multiplied)
             turns: dict[str, Turn] = {}
             verified: dict[str, Moments] = {}
             trials, expected = 0, {}
@@ -180,7 +182,7 @@ class _Job:
             entries = outcome.of_initialization(prepared, plan, turns, verified, given, chosen, read, dry_run)
             if not dry_run:
                 if carried is not None:
-                    carry.write(carry.collect(prepared, read), carried)
+                    carry.write(carry.collect(prepared, called, read), carried)
                 draft.publish()
             report = self._report(
                 "init",
@@ -210,6 +212,11 @@ class _Job:
         judged = self.settings if command == "measure" else None
         entries = outcome.of_measurement(every, chosen, plan, verified, judged, read)
         return self._report(command, entries, data, device, stages=len(plan.stages))
+
+    def _names(self) -> dict[str, carry.Names]:
+        """What the layers' tensors were called when the model was exported; merged ones may be separated later."""
+        graph = graphs.build(self.file.proto)
+        return carry.names(graph, layers.find(graph, self._reader(graph)))
 
     def _reader(self, graph: Graph) -> Callable[[str], Array]:
         return lambda name: self.file.array(graph.tensors[name])
@@ -293,7 +300,9 @@ class _Job:
         def read(name: str) -> Array:
             return file.array(graph.tensors[name])
 
-        plan = stages.segments(graph, layers.find(graph, read).layers, _bytes(graph), VERIFY_BYTES)
+        every = layers.find(graph, read).layers
+        multiplied = norms.multipliers(graph, every, read)
+        plan = stages.segments(graph, every, _bytes(graph), VERIFY_BYTES, multiplied)
         found = algorithm.verify(
             graph,
             plan,

@@ -6,8 +6,9 @@ none is copied to be parsed. Small constants are inlined: shape logic needs to s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from lsuv_cli import moments
 from lsuv_cli.constants import numpy_type
 from lsuv_cli.graph import Graph, attribute
-from lsuv_cli.layers import Layer
-from lsuv_cli.moments import Probe
+from lsuv_cli.layers import CONVOLUTIONS, Layer
+from lsuv_cli.moments import Probe, Units
 from lsuv_cli.precision import Retype, retyped_node
-from lsuv_cli.stages import HOMOGENEOUS_ACTIVATIONS, Plan, Stage, Step
+from lsuv_cli.stages import Plan, Stage, Step
 
 Array = NDArray[Any]
 
@@ -47,6 +48,7 @@ class Assembler:
     plan: Plan
     stored: Callable[[str], Array]  # a stored tensor's present values
     retype: Retype = field(default_factory=dict)  # element types to be replaced, e.g. half by float
+    units: bool = False  # measure the units in front of a Relu one by one too
 
     def __post_init__(self) -> None:
         self.measured = {layer.output: layer for stage in self.plan.stages for layer in stage.layers}
@@ -74,12 +76,47 @@ class Assembler:
         for step in stage.steps:
             work.run(step)
         if not self.plan.owed:  # nothing is scaled: the layers are measured as they stand
-            probes = [Probe(x.output, _axes(x), exact=x.output in exact) for x in stage.layers]
+            behind = self.behind(stage)
+            probes = [
+                Probe(
+                    behind.get(x.output, x.output),
+                    _axes(x),
+                    exact=x.output in exact,
+                    units=self.rectified(x) if self.units else None,
+                    divisor=self.plan.multiplied[x.output] if x.output in behind else 1.0,
+                )
+                for x in stage.layers
+            ]
         else:
             probes = [work.measured(layer, layer.output in exact) for layer in stage.layers]
+        sizes = work.group_sizes()
+        probes = [replace(p, group=sizes.get(p.value, 0)) if p.axes and p.axes[0] == 2 else p for p in probes]
         for probe, layer in zip(probes, stage.layers, strict=True):
             work.nodes += moments.nodes(probe, self.graph.opset(), self.element_type(layer) == TensorProto.FLOAT)
         return work.finish(stage.outputs, probes)
+
+    def behind(self, stage: Stage) -> dict[str, str]:
+        """The values behind a BatchNormalization that stand for the layers' outputs in front of it.
+
+        It only multiplies. Measured behind it, onnxruntime can make one operator of the two, as it will in use.
+        """
+        if self.units or self.retype:
+            return {}
+        others = [step for step in stage.steps if step.layer is None and self.graph.nodes[step.node].input]
+        run = {self.graph.nodes[step.node].input[0]: step for step in others}
+        return {name: run[name].makes[0] for name in self.plan.multiplied if name in run}
+
+    def rectified(self, layer: Layer) -> Units | None:
+        """A layer's units, if a Relu reads its output or is inside."""
+        readers = (self.graph.nodes[k].op_type for k in self.graph.readers.get(layer.output, ()))
+        if "Relu" not in (layer.activation, *readers):
+            return None
+        rank = len(layer.weight.shape)
+        if layer.op in CONVOLUTIONS:
+            return Units(layer.groups * layer.form.shape[1], tuple(range(2, rank)))
+        if rank != 2 or layer.op == "Einsum":
+            return None
+        return Units(layer.form.shape[1], () if layer.position == 1 else (-1,))
 
     def element_type(self, layer: Layer) -> int:
         """The type in which a layer runs."""
@@ -115,7 +152,7 @@ class _Work:
         self.inline[f"{name}/factor"] = helper.make_tensor(f"{name}/factor", kind, [], [factor])
         layer = self.assembler.measured.get(name)
         bias = self.bias(layer) if layer else ""
-        activation = layer.activation if layer and layer.activation not in HOMOGENEOUS_ACTIVATIONS else ""
+        activation = layer.activation if layer and not layer.is_linear(self.assembler.plan.keeps_bias) else ""
         steps = [
             ("Mul", f"{name}/factor"),
             *([("Add", bias)] if bias else []),
@@ -135,6 +172,10 @@ class _Work:
         node = NodeProto()
         node.CopyFrom(self.graph.nodes[step.node])
         layer = step.layer
+        if self.assembler.plan.owed and node.input and node.input[0] in self.assembler.plan.multiplied:
+            # The number it multiplies by is paid together with the layer's scale.
+            self.nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
+            return
         for name in self.graph.reads(step.node) if layer is None else node.input[:2]:
             self.need(name)
         if layer is None:
@@ -144,21 +185,21 @@ class _Work:
         if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
             self.constant(f"{layer.output}/no_bias", np.zeros([], numpy_type(layer.weight.read_as)))
             node.input.append(f"{layer.output}/no_bias")
-        plain = layer.activation in HOMOGENEOUS_ACTIVATIONS and layer.activation
-        node.output[0] = f"{layer.output}/linear" if plain else layer.output
+        carried = layer.activation and layer.is_linear(self.assembler.plan.keeps_bias)
+        node.output[0] = f"{layer.output}/linear" if carried else layer.output
         if layer.activation:
             node.op_type, node.domain = node.op_type.removeprefix("Fused"), ""
             kept = [a for a in node.attribute if not a.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
         self.nodes.append(node)
-        if plain:
+        if carried:
             self.nodes.append(self.activation(layer, node.output[0], layer.output))
 
     def measured(self, layer: Layer, exact: bool) -> Probe:
         """The probe of a layer that is to be scaled."""
         value, bias = layer.output, self.bias(layer)
-        if layer.activation not in HOMOGENEOUS_ACTIVATIONS:
+        if not layer.is_linear(self.assembler.plan.keeps_bias):
             source = value
             if bias:
                 source = f"{value}/biased"
@@ -232,9 +273,9 @@ class _Work:
         if target != kind:
             array = array.astype(helper.tensor_dtype_to_np_dtype(target))
         if array.nbytes <= INLINE_BYTES:
-            self.inline[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+            self.inline[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         else:
-            self.tensors[name] = np.ascontiguousarray(array)
+            self.tensors[name] = np.asarray(array, order="C")
 
     def other_constant(self, name: str, tensor: TensorProto) -> None:
         """A tensor of integers, strings, booleans, doubles or an exotic type, as it is."""
@@ -242,16 +283,30 @@ class _Work:
         if tensor.data_location == TensorProto.EXTERNAL:
             array = self.assembler.stored(name)
             if array.nbytes > INLINE_BYTES:
-                self.tensors[name] = np.ascontiguousarray(array)
+                self.tensors[name] = np.asarray(array, order="C")
                 return
-            copy = numpy_helper.from_array(np.ascontiguousarray(array))
+            copy = numpy_helper.from_array(np.asarray(array, order="C"))
         else:
             copy.CopyFrom(tensor)
         copy.name = name
         self.inline[name] = copy
 
+    def group_sizes(self) -> dict[str, int]:
+        """How many positions each image-like value has, where ONNX can tell without running."""
+        try:
+            inferred = onnx.shape_inference.infer_shapes(self.finish((), ()).proto)
+        except Exception:  # it may fail on healthy models, and is only used to save time
+            return {}
+        shapes = {info.name: info.type.tensor_type.shape.dim for info in inferred.graph.value_info}
+        return {name: math.prod(d.dim_value for d in dims[2:]) for name, dims in shapes.items() if len(dims) > 2}
+
     def finish(self, outputs: Sequence[str], probes: Sequence[Probe]) -> StageModel:
         graph = onnx.GraphProto(name="stage", node=self.nodes, input=self.inputs)
+        seen: set[str] = set()
+        for node in graph.node:  # onnxruntime wants names to be unique, where there are any
+            if node.name in seen:
+                node.name = ""
+            seen.add(node.name)
         graph.initializer.extend(self.inline.values())
         graph.sparse_initializer.extend(self.sparse)
         for name, array in self.tensors.items():

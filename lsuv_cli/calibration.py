@@ -45,6 +45,7 @@ Data = Array | Batch | Iterable[Array | Batch]
 
 BATCH_BYTES = 2**20
 LARGEST_AUTOMATIC_BATCH = 1024
+EMBEDDING = 128  # how much larger than an index is what it stands for
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
 
 _HOW_TO_AGREE = "give them the same number, or feed every input whole in one run with --batch-size all"
@@ -261,7 +262,7 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     elif as_given:
         size = rows
     else:
-        size = 1 if by_run else automatic_batch_size(max(column.row_bytes for column in batched))
+        size = 1 if by_run else automatic_batch_size(max(_weight(column) for column in batched))
     runs = rows // size if fixed else math.ceil(rows / size)
     for column in by_run:
         name = column.spec.name
@@ -275,6 +276,12 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     used = int(min(rows, limit))
     dropped = used % size if fixed else 0
     return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped)
+
+
+def _weight(column: Column) -> int:
+    """The bytes of a row, each index taken for the embedding that the model will put in its place."""
+    dtype = column.spec.fed_dtype
+    return column.row_bytes * (EMBEDDING if dtype.kind == "i" and dtype.itemsize >= 4 else 1)
 
 
 @dataclass

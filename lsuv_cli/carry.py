@@ -4,30 +4,95 @@ Names and layouts are those a PyTorch module has. Its exporters change some on t
 back:
 
 1. A weight that kept its name (`fc.weight`) goes under that name, in the layout the file stores.
-2. A weight that lost its name (`onnx::MatMul_12`, `val_3`) takes it from its bias (`fc.bias` -> `fc.weight`), or from
-   the module path in its node's name (`/encoder/fc/MatMul` -> `encoder.fc.weight`). Exporters transpose such a
-   weight, (in, out) for MatMul; it goes back as (out, in).
+2. A weight that lost its name (`onnx::MatMul_12`, `val_3`) takes it from its bias (`fc.bias` -> `fc.weight`), else
+   from the module that its node belongs to (`fc` -> `fc.weight`). Exporters transpose such a weight of an inner
+   product; it goes back as (out, in).
+3. Equal tensors that an exporter merged go under the names of all modules they came from.
+
+The module a node belongs to is in its name (`/encoder/fc/MatMul`, dynamo=False) or its metadata (dynamo=True).
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli import constants
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.layers import Layer
+from lsuv_cli.graph import Graph
+from lsuv_cli.layers import PRODUCTS, Found, Layer
 from lsuv_cli.preparation import Prepared
 
 Array = NDArray[Any]
 FORMATS = frozenset({".safetensors", ".npz"})
-# Names that exporters make up: onnx::MatMul_12, val_3, _v_7, const_fold_opt__5.
-MADE_UP = re.compile(r"^(onnx::|val_\d+$|_v_\d+$|t_\d+$|const_fold)|_\d{3,}$")
+# Names that exporters make up: onnx::MatMul_12, 12, val_3, t_7, /fc/Transpose_output_0.
+MADE_UP = re.compile(r"^(onnx::.*|\d+|(val|_v|t)_\d+|const_fold.*|/.*)$")
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a layer's tensors are called in the module."""
+
+    weight: str
+    bias: str
+    lost: bool  # the weight's own name, and with it its layout
+
+
+def names(graph: Graph, found: Found) -> dict[str, Names]:
+    """The names of all layers' tensors, by the layers' outputs, in a model as it was exported."""
+    scopes = {layer.output: _scope(graph, layer) for layer in found.layers}
+    first: dict[str, str] = {}  # the module that a tensor's name speaks of
+    result: dict[str, Names] = {}
+    for layer in found.layers:
+
+        def renamed(name: str, scope: str = scopes[layer.output]) -> str:
+            origin = first.setdefault(name, scope)
+            return scope + name[len(origin) :] if origin and scope and name.startswith(f"{origin}.") else name
+
+        bias = renamed(layer.bias.value) if layer.bias is not None and layer.bias.constant else ""
+        stored = _own_name(graph, layer)
+        if stored:
+            weight = renamed(stored)
+        elif bias.endswith("bias"):
+            weight = f"{bias.removesuffix('bias')}weight"
+        else:
+            weight = f"{scopes[layer.output]}.weight" if scopes[layer.output] else layer.weight.base
+        result[layer.output] = Names(weight, bias, lost=not stored and weight != layer.weight.base)
+    return result
+
+
+def _own_name(graph: Graph, layer: Layer) -> str:
+    """The name that a weight had in the module; empty if it lost it."""
+    weight = layer.weight
+    maker = graph.producer.get(weight.value)
+    # PyTorch's exporter merges equal tensors and keeps the other names as those of Identity nodes.
+    if maker is not None and graph.nodes[maker].op_type == "Identity" and not MADE_UP.match(weight.value):
+        return weight.value
+    merged = maker is not None and graph.nodes[maker].op_type == "Identity"
+    return "" if merged or MADE_UP.match(weight.base) else weight.base
+
+
+def _scope(graph: Graph, layer: Layer) -> str:
+    """The path of the module that a layer's node belongs to, such as encoder.layers.0.fc; empty if nothing tells."""
+    node = graph.nodes[layer.node]
+    for entry in node.metadata_props:
+        if entry.key == SCOPES:
+            try:
+                path = ast.literal_eval(entry.value)[-2]
+            except (ValueError, SyntaxError, IndexError, TypeError):
+                return ""
+            return str(path)
+    parts = [part for part in node.name.split("/") if part]
+    return ".".join(parts[:-1]) if node.name.startswith("/") else ""
 
 
 def check(path: str | os.PathLike[str], force: bool) -> Path:
@@ -47,37 +112,31 @@ def check(path: str | os.PathLike[str], force: bool) -> Path:
     return target
 
 
-def collect(prepared: Prepared, read: Callable[[str], Array]) -> dict[str, Array]:
+def collect(prepared: Prepared, called: Mapping[str, Names], read: Callable[[str], Array]) -> dict[str, Array]:
     """The tensors of all initialized layers, under the names a module has."""
     found: dict[str, Array] = {}
     for layer in prepared.found.layers:
-        weight = read(layer.weight.base)
-        bias = None
-        if layer.bias is not None and layer.bias.value in prepared.graph.tensors:
-            bias = (layer.bias.value, read(layer.bias.value))
-        found |= dict(named(layer, weight, bias))
+        for name, stored, array in _tensors(layer, called[layer.output], prepared.graph, read):
+            clash = name in found and not np.array_equal(found[name], array)
+            found[stored if clash else name] = np.ascontiguousarray(array)
+    for item in prepared.found.recurrent:  # frameworks order their gates differently: under their ONNX names
+        found |= {weight.base: np.ascontiguousarray(read(weight.base)) for weight, _ in item.weights}
     return found
 
 
-def named(layer: Layer, weight: Array, bias: tuple[str, Array] | None) -> Iterator[tuple[str, Array]]:
-    """A layer's tensors: the name a module has, and the values in the module's layout."""
-    stored = layer.weight.base
-    name = stored
-    if MADE_UP.search(stored):
-        path = bias[0].removesuffix(".bias") if bias and bias[0].endswith(".bias") else _module(layer.name)
-        if path:
-            name = f"{path}.weight"
-            if layer.op == "MatMul" and weight.ndim == 2 and layer.position == 1 and not layer.weight.steps:
-                weight = weight.T
-    yield name, np.ascontiguousarray(weight)
-    if bias:
-        yield bias[0], np.ascontiguousarray(bias[1])
-
-
-def _module(node: str) -> str:
-    """The module path in the name that PyTorch's exporter gives a node: /encoder/layers.0/fc/MatMul."""
-    parts = [part for part in node.split("/") if part]
-    return ".".join(parts[:-1]) if node.startswith("/") and len(parts) > 1 else ""
+def _tensors(
+    layer: Layer, called: Names, graph: Graph, read: Callable[[str], Array]
+) -> Iterator[tuple[str, str, Array]]:
+    """A layer's tensors: the module's name, the stored tensor's name, and the values in the module's layout."""
+    weight = layer.weight
+    array = read(weight.base)
+    if called.lost and layer.op in PRODUCTS and len(weight.shape) == 2:
+        array = layer.form.matrices(weight.seen(array))[0]
+    yield called.weight, weight.base, array
+    if called.bias and layer.bias is not None:
+        bias = constants.evaluate(graph, read, layer.bias.value)
+        if bias is not None:
+            yield called.bias, layer.bias.value, bias
 
 
 def write(tensors: dict[str, Array], path: Path) -> None:
@@ -85,8 +144,12 @@ def write(tensors: dict[str, Array], path: Path) -> None:
     scratch = path.with_name(f".lsuv-{path.name}")
     try:
         if path.suffix == ".npz":
+            # numpy's format has no bfloat16; as float32 the values are the same.
+            plain = {
+                name: array.astype(np.float32) if _is_bfloat16(array) else array for name, array in tensors.items()
+            }
             with scratch.open("wb") as file:
-                np.savez(file, **tensors)  # type: ignore[arg-type]
+                np.savez(file, **plain)  # type: ignore[arg-type]
         else:
             from safetensors.numpy import save
 
@@ -96,3 +159,7 @@ def write(tensors: dict[str, Array], path: Path) -> None:
         raise LsuvError(f"--weights {path} cannot be written: {problem.strerror or problem}") from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _is_bfloat16(array: Array) -> bool:
+    return str(array.dtype) == "bfloat16"

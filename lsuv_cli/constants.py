@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from lsuv_cli import views
-from lsuv_cli.errors import LsuvError
 from lsuv_cli.graph import Graph, attribute
 from lsuv_cli.views import Shape, View
 
@@ -109,6 +108,8 @@ class Constants:
             if base not in self.graph.own:
                 raise LeftAlone("its weight is a constant inside a function of the model")
             return "constant", dtype, tuple(tensor.dims)
+        if any(self.graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)[0]):
+            raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")
         if base not in self.folded:
             self.folded[base] = self.evaluate(base)
         if base not in self.graph.own:
@@ -132,10 +133,8 @@ class Constants:
         wanted = attribute(node, "shape", numbers)
         return views.reshaped(shape, wanted or (), bool(attribute(node, "allowzero", 0)))
 
-    def evaluate(self, value: str) -> Array:
-        """The value of a constant."""
-        if value in self.graph.tensors:
-            return np.asarray(self.read(value))
+    def _expression(self, value: str) -> tuple[set[int], set[str]]:
+        """The nodes that make a constant, and the stored tensors they begin with."""
         stored: set[str] = set()
         needed: set[int] = set()
         wanted = [value]
@@ -148,15 +147,26 @@ class Constants:
             elif (k := self.graph.producer[name]) not in needed:
                 needed.add(k)
                 wanted.extend(self.graph.reads(k))
+        return needed, stored
+
+    def shape(self, value: str) -> Shape:
+        """The shape of any constant, whether it can be written or not."""
+        if value in self.graph.tensors:
+            return tuple(self.graph.tensors[value].dims)
+        return self.evaluate(value).shape
+
+    def evaluate(self, value: str) -> Array:
+        """The value of a constant."""
+        if value in self.graph.tensors:
+            return np.asarray(self.read(value))
+        needed, stored = self._expression(value)
         nodes = [self.graph.nodes[k] for k in sorted(needed)]
-        if any(node.op_type == "DequantizeLinear" for node in nodes):
-            raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")
-        tensors = [numpy_helper.from_array(np.asarray(self.read(name)), name) for name in sorted(stored)]
-        body = helper.make_graph(nodes, "constants", [], [onnx.ValueInfoProto(name=value)], tensors)
-        model = helper.make_model(body, opset_imports=self.graph.opsets, ir_version=max(self.graph.ir_version, 4))
         from onnx.reference import ReferenceEvaluator
 
         try:
+            tensors = [numpy_helper.from_array(np.asarray(self.read(name)), name) for name in sorted(stored)]
+            body = helper.make_graph(nodes, "constants", [], [onnx.ValueInfoProto(name=value)], tensors)
+            model = helper.make_model(body, opset_imports=self.graph.opsets, ir_version=max(self.graph.ir_version, 4))
             with np.errstate(all="ignore"):
                 (array,) = ReferenceEvaluator(model).run(None, {})
         except Exception as problem:
@@ -165,12 +175,12 @@ class Constants:
         return np.asarray(array)
 
 
-def evaluate(graph: Graph, read: Read, value: str) -> Array:
-    """The value of any constant of a graph."""
+def evaluate(graph: Graph, read: Read, value: str) -> Array | None:
+    """The value of any constant of a graph; None if it cannot be worked out."""
     try:
         return Constants(graph, read).evaluate(value)
-    except LeftAlone as problem:
-        raise LsuvError(f"the constant {value!r} cannot be worked out: {problem}") from problem
+    except LeftAlone:
+        return None
 
 
 def is_view(node: NodeProto) -> bool:

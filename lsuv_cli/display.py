@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from lsuv_cli import tables
 from lsuv_cli.report import FINE, LayerReport, Report, Status
+from lsuv_cli.tables import Column
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
 LEFT = (Status.SKIPPED, Status.EXCLUDED)
@@ -20,124 +22,168 @@ TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64
 PLACES = {"initializer": "init", "constant": "const", "folded": "fold"}
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
+WIDE = 100  # columns of a terminal that has room for bars beside everything else
+
+Layers = Sequence[LayerReport]
 
 
 def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     """Print the table, what needs explaining below it, and the summary."""
-    columns = {
-        "given": [_number(layer.variance_given) for layer in report.layers],
-        "at turn": [_number(layer.variance_at_turn) for layer in report.layers],
-        "scale": [_number(layer.scale) for layer in report.layers],
-        "variance": [_number(layer.variance) for layer in report.layers],
-        "std w": [_number(layer.weight_std) for layer in report.layers],
-    }
-    if verbose or any(layer.status is Status.PLANNED for layer in report.layers):
-        columns["stage"] = ["" if layer.stage is None else str(layer.stage + 1) for layer in report.layers]
-    console.print(_table(report.layers, columns, bars=console.is_terminal))
+    layers, target = report.layers, _target(report)
+    columns = [
+        *_head(layers),
+        Column("given", [_variance(layer.variance_given, target) for layer in layers]),
+        _numbers("at turn", layers, lambda layer: layer.variance_at_turn),
+        _numbers("scale", layers, lambda layer: layer.scale),
+        Column("variance", [_variance(layer.variance, target) for layer in layers]),
+        _numbers("std w", layers, lambda layer: layer.weight_std),
+    ]
+    if verbose or any(layer.status is Status.PLANNED for layer in layers):
+        columns.append(_stages(layers))
+    if console.is_terminal:
+        columns.append(_bars(layers, target))
+    _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
-    console.print(summary(report), soft_wrap=True)
+    console.print(summary(report))
+    if report.output:
+        console.print(f"wrote {report.output}", soft_wrap=True, markup=False)
 
 
 def show_layers(report: Report, console: Console) -> None:
     """What `inspect` prints: where weights live and, with data, what layers put out."""
     layers = report.layers
-    columns = {
-        "stage": ["" if layer.stage is None else str(layer.stage + 1) for layer in layers],
-        "groups": [str(layer.groups) if layer.groups > 1 else "" for layer in layers],
-        "type": [TYPES.get(layer.dtype, layer.dtype) for layer in layers],
-        "in": [PLACES.get(layer.place, "") + ("*" if layer.shared else "") for layer in layers],
-        "std w": [_number(layer.weight_std) for layer in layers],
-        "mean": [_number(layer.mean) for layer in layers],
-        "variance": [_number(layer.variance) for layer in layers],
-        "dead": [f"{layer.dead:.0%}" if layer.dead is not None else "" for layer in layers],
-    }
-    console.print(_table(layers, columns, bars=False, status=False))
+    columns = [
+        *_head(layers),
+        _stages(layers),
+        Column("groups", [str(layer.groups) if layer.groups > 1 else "" for layer in layers]),
+        Column("type", [TYPES.get(layer.dtype, layer.dtype) for layer in layers], rank=1),
+        Column("in", [PLACES.get(layer.place, "") + ("*" if layer.shared else "") for layer in layers], left=True),
+        _numbers("std w", layers, lambda layer: layer.weight_std),
+        _numbers("mean", layers, lambda layer: layer.mean),
+        Column("variance", [_variance(layer.variance, 1.0) for layer in layers]),
+        Column("dead", [f"{layer.dead:.0%}" if layer.dead is not None else "" for layer in layers]),
+    ]
+    if console.is_terminal and console.width >= WIDE:
+        columns.append(_bars(layers, 1.0))
+    _print(layers, columns, console)
     if any(layer.shared for layer in layers):
-        console.print(Text("  * shared by several layers", style="dim"))
-    _explain(report, console, verbose=True)
-    console.print(summary(report), soft_wrap=True)
+        console.print("  * shared by several layers", style="dim")
+    _explain(report, console, verbose=False)
+    console.print(summary(report))
 
 
-def show_verdict(report: Report, console: Console, count: int = 5) -> None:
+def show_verdict(report: Report, console: Console, *, verbose: bool = False, count: int = 5) -> None:
     """What `check` prints: the worst layers, if there are bad ones, and the summary."""
+    if verbose:
+        show(report, console, verbose=True)
+        return
+    target = _target(report)
     bad = [layer for layer in report.layers if layer.status not in FINE]
-    target = report.settings.get("target_variance", 1.0)
     bad.sort(key=lambda layer: _distance(layer.variance, target), reverse=True)
-    if bad:
-        console.print(
-            _table(bad[:count], {"variance": [_number(x.variance) for x in bad[:count]]}, console.is_terminal)
-        )
-        if len(bad) > count:
-            console.print(f"  and {len(bad) - count} more")
-    console.print(summary(report), soft_wrap=True)
+    worst = bad[:count]
+    if worst:
+        columns = [*_head(worst), Column("variance", [_variance(layer.variance, target) for layer in worst])]
+        if console.is_terminal:
+            columns.append(_bars(worst, target))
+        _print(worst, [*columns, _statuses(worst)], console)
+    if len(bad) > count:
+        console.print(f"and {len(bad) - count} more; -v shows all")
+    console.print(summary(report))
 
 
 def show_comparison(reports: Mapping[str, Report], console: Console) -> None:
     """The paper's tables on the user's own network."""
-    layers = next(iter(reports.values())).layers
-    for title, name in (("standard deviation of the weight", "weight_std"), ("variance of the output", "variance")):
-        columns = {init: [_number(getattr(x, name)) for x in report.layers] for init, report in reports.items()}
-        console.print(Text(title, style="bold"))
-        console.print(_table(layers, columns, bars=False, status=False))
+    first = next(iter(reports.values()))
+    console.print("standard deviation of the weight", style="bold")
+    deviations = [_numbers(init, report.layers, lambda layer: layer.weight_std) for init, report in reports.items()]
+    _print(first.layers, [*_head(first.layers), *deviations], console)
+    console.print("\nvariance of the output", style="bold")
+    variances = [
+        Column(init, [_variance(layer.variance, _target(report)) for layer in report.layers])
+        for init, report in reports.items()
+    ]
+    _print(first.layers, [*_head(first.layers), *variances], console)
+    _explain(first, console, verbose=False)
+    console.print(f"\n{_facts(first)}")
 
 
-def write_csv(report: Report, stream: IO[str]) -> None:
+def as_csv(report: Report) -> str:
     """Every fact about every layer, one line each."""
     names = list(LayerReport.__dataclass_fields__)
-    writer = csv.writer(stream)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(names)
     for entry in report.to_json()["layers"]:
         cells = {**entry, "shape": "x".join(map(str, entry["shape"])), "notes": "; ".join(entry["notes"])}
         writer.writerow(["" if cells[name] is None else cells[name] for name in names])
+    return stream.getvalue()
 
 
 def summary(report: Report) -> Text:
-    """What was done, on what, how long it took, where it went."""
+    """What was done, on what, and how long it took."""
     counts = Counter(layer.status for layer in report.layers)
     kinds = {**GOOD, Status.PLANNED: "found"} if report.command == "inspect" else GOOD
-    good = [f"{counts[s]} layer{'s' if counts[s] != 1 else ''} {text}" for s, text in kinds.items() if counts[s]]
-    left = [f"{counts[s]} {s}" for s in LEFT if counts[s]]
     bad = [f"{counts[s]} {s}" for s in Status if counts[s] and s not in FINE]
+    judged = sum(counts[s] for s in Status if s not in FINE) + counts[Status.OK]
+    good = [f"{_layers(counts[s])} {text}" for s, text in kinds.items() if counts[s]]
+    if bad:
+        good = [f"{counts[Status.OK]} of {_layers(judged)} within tolerance"]
+    left = [f"{counts[s]} {s}" for s in LEFT if counts[s]]
     text = Text(", ".join([*good, *left, *bad]) or "no layers", style="bold red" if bad else "bold")
-    facts = [f"{report.samples} samples" if report.samples else "", report.device]
-    facts.append("random data" if report.data == "random" else "")
-    facts.append(f"{report.stages} stage{'s' if report.stages != 1 else ''}" if report.stages else "")
-    facts.append(f"{report.trials} trials" if report.trials > 1 else "")
-    facts.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
-    text.append(f" ({'; '.join(fact for fact in facts if fact)})", style="not bold")
+    text.append(f" ({_facts(report)})", style="not bold")
     if report.memory:
         expected = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in report.memory.items())
         text.append(f"\nmemory expected: {expected}", style="not bold")
-    if report.output:
-        text.append(f" -> {report.output}", style="not bold")
     return text
 
 
-def _table(
-    layers: Sequence[LayerReport], columns: Mapping[str, Sequence[str]], bars: bool, status: bool = True
-) -> Table:
-    """One row for each layer. Columns that say nothing are left out."""
-    used = {title: cells for title, cells in columns.items() if any(cells)}
-    grid = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    grid.add_column("layer", overflow="ellipsis", no_wrap=True, ratio=1, min_width=8)
-    grid.add_column("op", no_wrap=True, overflow="ellipsis")
-    grid.add_column("weight", no_wrap=True, overflow="ellipsis", min_width=6)
-    for title in used:
-        grid.add_column(title, justify="right", no_wrap=True)
-    bars = bars and any(layer.variance is not None for layer in layers)
-    if bars:
-        grid.add_column("vanish|explode", no_wrap=True, justify="center")
-    if status:
-        grid.add_column("status", no_wrap=True)
-    for k, layer in enumerate(layers):
-        cells: list[str | Text] = [Text(layer.name), layer.op, "x".join(map(str, layer.shape))]
-        cells += [cells_of[k] for cells_of in used.values()]
-        if bars:
-            cells.append(_bar(layer.variance))
-        if status:
-            cells.append(Text(layer.status, style=_colour(layer.status)))
-        grid.add_row(*cells)
-    return grid
+def _facts(report: Report) -> str:
+    found = [f"{report.samples} samples" if report.samples else ""]
+    found += ["random data" if report.data == "random" else "", report.device]
+    found.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
+    found.append(_plural(report.trials, "trial") if report.trials > 1 else "")
+    found.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
+    return "; ".join(fact for fact in found if fact)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
+def _layers(count: int) -> str:
+    return _plural(count, "layer")
+
+
+def _target(report: Report) -> float:
+    return float(report.settings.get("target_variance", 1.0))
+
+
+def _print(layers: Layers, columns: Sequence[Column], console: Console) -> None:
+    for line in tables.lines([layer.name for layer in layers], columns, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def _head(layers: Layers) -> list[Column]:
+    return [
+        Column("op", [layer.op for layer in layers], left=True, rank=1),
+        Column("weight", ["x".join(map(str, layer.shape)) for layer in layers], left=True, rank=2),
+    ]
+
+
+def _numbers(title: str, layers: Layers, value: Callable[[LayerReport], float | None]) -> Column:
+    return Column(title, [_number(value(layer)) for layer in layers])
+
+
+def _stages(layers: Layers) -> Column:
+    return Column("stage", ["" if layer.stage is None else str(layer.stage + 1) for layer in layers])
+
+
+def _bars(layers: Layers, target: float) -> Column:
+    return Column("tiny│huge", [_bar(layer.variance, target) for layer in layers], left=True, rank=3)
+
+
+def _statuses(layers: Layers) -> Column:
+    return Column("status", [Text(layer.status, style=_colour(layer.status)) for layer in layers], left=True)
 
 
 def _explain(report: Report, console: Console, verbose: bool) -> None:
@@ -149,24 +195,44 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        console.print(Text(f"  {', '.join(shown)}{more}: {note}", style="dim"))
+        text = f"{', '.join(shown)}{more}: {note}"
+        wrapper = textwrap.TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
+        wrapper.initial_indent, wrapper.subsequent_indent = "  ", "    "
+        for line in wrapper.wrap(text):
+            console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def _colour(status: Status) -> str:
     return "green" if status in GOOD else "yellow" if status in LEFT else "bold red"
 
 
-def _bar(variance: float | None) -> Text:
-    """A variance on a log scale: to the left it vanishes, to the right it explodes, in the middle it is 1."""
-    if variance is None:
-        return Text("")
-    if math.isnan(variance):
-        return Text("not a number", style="red")
-    size = -math.inf if variance <= 0 else math.log(variance, BAR_STEP)
-    cells = min(BAR, math.ceil(abs(size) - 0.05)) if math.isfinite(size) else BAR
-    left, right = (cells, 0) if size < 0 else (0, cells)
-    style = "green" if not cells else "yellow" if cells == 1 else "red"
-    return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=style)
+def _decades(variance: float | None, target: float) -> float:
+    """How far a variance is from its target: below 0 it vanishes, above 0 it explodes, each 1 a factor of BAR_STEP."""
+    if variance is None or math.isnan(variance):
+        return math.nan
+    if variance <= 0 or math.isinf(variance):
+        return math.copysign(math.inf, variance - 0.5)
+    return math.log(variance / target, BAR_STEP)
+
+
+def _shade(decades: float) -> str:
+    if math.isnan(decades):
+        return "red"
+    return "green" if abs(decades) <= 0.05 else "yellow" if abs(decades) <= 1 else "red"
+
+
+def _variance(variance: float | None, target: float) -> Text:
+    return Text(_number(variance), style="" if variance is None else _shade(_decades(variance, target)))
+
+
+def _bar(variance: float | None, target: float) -> Text:
+    """A variance on a log scale: to the left it vanishes, to the right it explodes, in the middle it is right."""
+    decades = _decades(variance, target)
+    if math.isnan(decades):
+        return Text("" if variance is None else "    │", style="red")
+    cells = min(BAR, math.ceil(abs(decades) - 0.05)) if math.isfinite(decades) else BAR
+    left, right = (cells, 0) if decades < 0 else (0, cells)
+    return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=_shade(decades))
 
 
 def _number(value: float | None) -> str:
@@ -181,9 +247,8 @@ def _number(value: float | None) -> str:
 
 
 def _distance(variance: float | None, target: float) -> float:
-    if variance is None or not math.isfinite(variance) or variance <= 0:
-        return math.inf
-    return abs(math.log(variance / target))
+    decades = _decades(variance, target)
+    return math.inf if math.isnan(decades) else abs(decades)
 
 
 def _size(size: float | None) -> str:

@@ -88,7 +88,9 @@ class Draft:
         """A stored tensor's values, as they are now."""
         if name not in self._initializers and self._constants[name].attribute[0].name != "value":
             held = self._constants[name].attribute[0]
-            return np.asarray(held.floats if held.name == "value_floats" else held.f, np.float32)
+            value = helper.get_attribute_value(held)
+            kind = {"value_float": np.float32, "value_floats": np.float32}.get(held.name)
+            return np.asarray(value, kind or (np.int64 if "int" in held.name.split("_")[1] else object))
         tensor = self.tensor(name)
         place = self._placed.get(id_of(tensor))
         if place is not None and self._data is not None:
@@ -104,7 +106,7 @@ class Draft:
             if held.name == "value_floats":
                 held.floats[:] = np.ravel(array).tolist()
             else:
-                held.f = float(array)
+                held.f = float(np.ravel(array)[0])
             return
         tensor = self.tensor(name)
         data = np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(tensor.data_type))
@@ -129,7 +131,7 @@ class Draft:
 
     def _append(self, name: str, array: Array) -> str:
         graph = self.file.proto.graph
-        data = np.ascontiguousarray(array)
+        data = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
         tensor = graph.initializer.add(name=name, dims=data.shape)
         tensor.data_type = helper.np_dtype_to_tensor_dtype(data.dtype)
         self._initializers[name] = tensor

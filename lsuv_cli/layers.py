@@ -15,7 +15,7 @@ Whatever looks like a layer and cannot be initialized is listed too, with the re
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -35,6 +35,7 @@ Array = NDArray[Any]
 MICROSOFT = "com.microsoft"
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 PRODUCTS = frozenset({"Gemm", "MatMul", "Einsum", "FusedGemm", "FusedMatMul"})
+HOMOGENEOUS_ACTIVATIONS = frozenset({"Relu", "LeakyRelu"})  # f(s·x) = s·f(x) for s > 0
 LAYER_OPS = CONVOLUTIONS | PRODUCTS
 RECURRENT_OPS = {"LSTM": 4, "GRU": 3, "RNN": 1}  # and the number of their gates
 QUANTIZED_OPS = frozenset(
@@ -60,7 +61,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Layer:
-    """A node whose weight can be initialized and, where `linear`, scaled in closed form."""
+    """A node whose weight can be initialized and scaled."""
 
     node: int  # its place in Graph.nodes
     name: str
@@ -76,6 +77,13 @@ class Layer:
     @property
     def groups(self) -> int:
         return self.form.shape[0]
+
+    def is_linear(self, keeps_bias: Collection[str]) -> bool:
+        """Whether s times the weight makes what is measured s times as large, the bias aside.
+
+        With an activation inside it may not; then a trial's scale is no more than a good guess for the next.
+        """
+        return not self.activation or (self.activation in HOMOGENEOUS_ACTIVATIONS and self.output not in keeps_bias)
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,7 @@ class _Finder:
         if value not in self.graph.constant:
             return None, output
         try:
-            shape = self.constants.weight(value).shape
+            shape = self.constants.shape(value)
         except LeftAlone:
             return None, output
         rank = len(weight.shape)

@@ -45,8 +45,8 @@ class ModelFile:
         for tensor in tensors(proto):
             if is_external(tensor):
                 self.ranges[id_of(tensor)] = self._range(tensor)
-            elif tensor.raw_data and len(tensor.raw_data) != _byte_size(tensor):
-                held, wanted = len(tensor.raw_data), _byte_size(tensor)
+            # Every look at raw_data is a copy of it.
+            elif (held := len(tensor.raw_data)) and held != (wanted := _byte_size(tensor)):
                 raise ModelError(f"{name}: tensor {tensor.name!r} has {held} bytes, its shape wants {wanted}")
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,31 @@ SMALLEST_SQUARE, LARGEST_SQUARE = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
+class Units:
+    """A value's channels or features: how many, and the axes behind theirs."""
+
+    count: int
+    behind: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Probe:
-    """What is to be measured: a value, and perhaps a bias that will be added to it."""
+    """What is to be measured: a value, perhaps a bias that will be added to it, perhaps its units one by one."""
 
     value: str
     axes: tuple[int, ...] | None  # the axes of a group; None where the value may have no axis at all
     bias: str = ""
     exact: bool = False
+    units: Units | None = None  # whose largest values are wanted
+    group: int = 0  # elements of a group, if they are known beforehand
+    divisor: float = 1.0  # what is wanted are the moments of value / divisor
 
     @property
     def fetches(self) -> tuple[str, ...]:
         """The graph outputs that hold the result."""
-        kinds = ["size", "mean", "square", *(["bias_mean", "bias_square", "product"] if self.bias else [])]
+        kinds = ["mean", "square", *(["bias_mean", "bias_square", "product"] if self.bias else [])]
+        kinds += [] if self.group else ["size"]
+        kinds += ["largest"] if self.units else []
         return tuple(f"{self.value}/{kind}" for kind in kinds)
 
 
@@ -50,6 +63,7 @@ class Moments:
     covariance: float = 0.0
     count: int = 0
     trusted: bool = True
+    dead: float | None = None  # share of the units that are never above zero, if asked for
 
     @property
     def finite(self) -> bool:
@@ -63,12 +77,16 @@ class Accumulator:
     probe: Probe
     count: int = 0
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(8))
+    largest: float | Array = -math.inf  # of each unit
 
     def add(self, fetched: Sequence[Array]) -> None:
-        size = int(fetched[0])
+        parts = [np.asarray(part, np.float64).ravel() for part in fetched]
+        largest = parts.pop() if self.probe.units else None
+        size = self.probe.group * parts[0].size or int(parts.pop()[0])
         if size == 0:
             return
-        parts = [np.asarray(part, np.float64).ravel() for part in fetched[1:]]
+        if largest is not None:
+            self.largest = np.maximum(self.largest, largest)
         weight = size / parts[0].size  # elements in a group
         mean, square = parts[:2]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -80,6 +98,15 @@ class Accumulator:
         self.count += size
 
     def result(self) -> Moments:
+        found = self._moments()
+        if self.probe.divisor != 1.0:
+            divisor = self.probe.divisor
+            found = replace(found, mean=found.mean / divisor, variance=found.variance / divisor**2)
+        if self.probe.units is None or not found.finite:
+            return found
+        return replace(found, dead=float(np.mean(np.asarray(self.largest) <= 0)))
+
+    def _moments(self) -> Moments:
         if self.count == 0:
             return Moments(math.nan, math.nan)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -104,7 +131,8 @@ class Accumulator:
 def nodes(probe: Probe, opset: int, is_float32: bool) -> list[NodeProto]:
     """The nodes that reduce a value to its probe's outputs."""
     value = probe.value
-    made: list[NodeProto] = [helper.make_node("Size", [value], [f"{value}/size"])]
+    # Size would take a value out of the layout in which onnxruntime keeps images.
+    made = [] if probe.group else [helper.make_node("Size", [value], [f"{value}/size"])]
 
     def node(op: str, inputs: list[str], name: str, **attributes: Any) -> str:
         made.append(helper.make_node(op, inputs, [f"{value}/{name}"], **attributes))
@@ -119,11 +147,24 @@ def nodes(probe: Probe, opset: int, is_float32: bool) -> list[NodeProto]:
         constant = node("Constant", [], f"{name}/axes", value_ints=axes)
         return node("ReduceMean", [source, constant], name, keepdims=1)
 
+    def largest(source: str, name: str, axes: tuple[int, ...]) -> str:
+        if opset < 18:
+            return node("ReduceMax", [source], name, axes=list(axes), keepdims=0)
+        constant = node("Constant", [], f"{name}/axes", value_ints=list(axes))
+        return node("ReduceMax", [source, constant], name, keepdims=0)
+
     def row(source: str, name: str) -> str:
         if probe.axes is not None:
             return source
         shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, -1])
         return node("Reshape", [source, node("Constant", [], f"{name}/shape", value=shape)], name)
+
+    if probe.units:
+        source = value if is_float32 else node("Cast", [value], "units", to=TensorProto.DOUBLE)
+        source = largest(source, "largest_behind", probe.units.behind) if probe.units.behind else source
+        table = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, probe.units.count])
+        source = node("Reshape", [source, node("Constant", [], "units/shape", value=table)], "units/table")
+        largest(source, "largest", (0,))
 
     if not probe.exact:
         source = row(value if is_float32 else node("Cast", [value], "float", to=TensorProto.FLOAT), "row")

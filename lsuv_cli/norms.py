@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,29 @@ def resets(graph: Graph, nodes: list[int]) -> dict[tuple[int, int], float]:
         for position, number in ((3, 0.0), (4, 1.0))
         if graph.nodes[k].input[position] in graph.constant
     }
+
+
+def multipliers(graph: Graph, layers: Iterable[Layer], read: Callable[[str], Array]) -> dict[str, float]:
+    """The layers, by their outputs, that only a BatchNormalization reads which multiplies by one number; that number.
+
+    All do in a network that was never trained: mean and shift are zero, the factors the same for all channels.
+    """
+    found: dict[str, float] = {}
+    for layer in layers:
+        readers = [graph.nodes[k] for k in graph.readers.get(layer.output, ())]
+        if layer.activation or [node.op_type for node in readers] != ["BatchNormalization"]:
+            continue
+        node = readers[0]
+        if attribute(node, "training_mode", 0) or not all(name in graph.tensors for name in node.input[1:]):
+            continue
+        scale, shift, mean, variance = (np.asarray(read(name), np.float64) for name in node.input[1:5])
+        with np.errstate(all="ignore"):
+            factors = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        if np.any(shift) or np.any(mean) or not factors.size or not np.all(factors == factors.flat[0]):
+            continue
+        if 1e-6 < factors.flat[0] < 1e6:
+            found[layer.output] = float(factors.flat[0])
+    return found
 
 
 def training_mode(graph: Graph, read: Callable[[str], Array]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli import layers
@@ -18,6 +17,7 @@ from lsuv_cli.preparation import Prepared
 from lsuv_cli.report import LayerReport, Status
 from lsuv_cli.settings import Settings
 from lsuv_cli.stages import Plan
+from lsuv_cli.weights import mean_and_square
 
 Array = NDArray[Any]
 
@@ -126,6 +126,7 @@ def _entry(layer: Layer, status: Status, plan: Plan, verified: Mapping[str, Mome
         place=layer.weight.place,
         variance=moments.variance if moments else None,
         mean=moments.mean if moments else None,
+        dead=moments.dead if moments else None,
         weight_std=_deviation(read(layer.weight.base)) if layer.weight.place != "folded" else None,
         notes=layer.notes,
     )
@@ -147,16 +148,9 @@ def _recurrent(item: Recurrent, status: Status) -> LayerReport:
     )
 
 
-def _deviation(array: Array, chunk: int = 1 << 20) -> float:
-    """The standard deviation of a weight's entries; a large one is never copied whole."""
-    flat = array.reshape(-1)
-    if not flat.size:
+def _deviation(array: Array) -> float:
+    """The standard deviation of a weight's entries."""
+    if not array.size:
         return math.nan
-    total = square = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for k in range(0, flat.size, chunk):
-            part = np.asarray(flat[k : k + chunk], np.float64)
-            total += float(part.sum())
-            square += float(part @ part)
-        mean = total / flat.size
-        return math.sqrt(max(square / flat.size - mean * mean, 0.0))
+    mean, square = mean_and_square(array)
+    return math.sqrt(max(square - mean * mean, 0.0))

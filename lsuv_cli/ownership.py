@@ -119,7 +119,7 @@ def _reader(graph: Graph, k: int) -> str:
     if k < 0:
         return "a graph output"
     node = graph.nodes[k]
-    return f"{node.op_type} {node.name or node.output[0]}"
+    return f"{node.op_type} {node.name or next((name for name in node.output if name), '')}"
 
 
 def overwrite(

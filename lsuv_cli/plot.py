@@ -33,14 +33,19 @@ def of_report(report: Report) -> Series:
         return {"as given": [layer.variance for layer in report.layers]}
     found = {
         "as given": [layer.variance_given for layer in report.layers],
-        "when its turn came": [layer.variance_at_turn for layer in report.layers],
-        "written": [layer.variance for layer in report.layers],
+        "pre-initialized, when its turn came": [layer.variance_at_turn for layer in report.layers],
+        "after LSUV" if report.settings["rescale"] else "pre-initialized": [layer.variance for layer in report.layers],
     }
     return {label: values for label, values in found.items() if any(v is not None for v in values)}
 
 
+def of_comparison(reports: Mapping[str, Report]) -> Series:
+    """The variances under several initializations."""
+    return {name: [layer.variance for layer in report.layers] for name, report in reports.items()}
+
+
 def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol: float, title: str) -> None:
-    """Write the picture. Up to 40 layers are named; more are numbered."""
+    """Write the picture. Up to 40 layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
     import matplotlib
 
     matplotlib.use("Agg")  # no screen needed
@@ -50,15 +55,27 @@ def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol
     figure, axes = pyplot.subplots(figsize=(min(16.0, max(6.4, 0.28 * count + 2)), 4.0), layout="constrained")
     marker = "o" if count <= 80 else None
     for label, values in series.items():
-        points = [(k, v) for k, v in enumerate(values, 1) if v is not None and math.isfinite(v) and v > 0]
-        axes.plot(
-            *zip(*points, strict=True) if points else ((), ()), marker=marker, markersize=4, linewidth=1.4, label=label
+        known = [(k, v) for k, v in enumerate(values, 1) if v is not None]
+        shown = [(k, v if 0 < v < math.inf else math.nan) for k, v in known]  # a NaN is a gap in the line
+        (line,) = axes.plot(
+            *zip(*shown, strict=True) if shown else ((), ()), marker=marker, markersize=4, linewidth=1.4, label=label
         )
+        off = [(k, 0.02 if v <= 0 else 0.98) for k, v in known if not 0 < v < math.inf]
+        if off:
+            edge = axes.get_xaxis_transform()  # heights from 0 to 1
+            axes.plot(
+                *zip(*off, strict=True),
+                "x",
+                color=line.get_color(),
+                markersize=4,
+                transform=edge,
+                label="0, or not finite",
+            )
     axes.axhspan(target * (1 - tol), target * (1 + tol), color="0.85", zorder=0, label=f"target {target:g} ± {tol:g}")
     axes.set_yscale("log")
     axes.set_ylabel("variance of the output")
     axes.set_title(title, fontsize=10)
-    axes.set_xlim(0.5, count + 0.5)
+    axes.set_xlim(0.5, max(count, 1) + 0.5)
     if count <= 40:
         axes.set_xticks(range(1, count + 1), [_short(name) for name in names], rotation=60, ha="right", fontsize=8)
     else:

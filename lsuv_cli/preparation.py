@@ -81,10 +81,10 @@ def _settle_biases(draft: Draft, graph: Graph, found: Found, settings: Settings)
         if not layer.bias.constant:
             kept.add(layer.output)
             continue
-        value = np.asarray(constants.evaluate(graph, reader(draft, graph), layer.bias.value))
-        if not np.any(value):
+        value = constants.evaluate(graph, reader(draft, graph), layer.bias.value)
+        if value is not None and not np.any(value):
             continue
-        if settings.bias is Bias.KEEP:
+        if value is None or settings.bias is Bias.KEEP:
             kept.add(layer.output)
         else:
             wanted[_place(layer)] = 0.0
@@ -103,13 +103,15 @@ def _settle_norms(draft: Draft, graph: Graph, found: Found, settings: Settings) 
     """Reset the statistics of BatchNormalization behind layers, or warn that they are those of the old weights."""
     wanted = norms.resets(graph, list(norms.behind(graph, found.layers)))
     names = {place: graph.nodes[place[0]].input[place[1]] for place in wanted}
-    values = {name: np.asarray(constants.evaluate(graph, reader(draft, graph), name)) for name in names.values()}
+    found_values = {name: constants.evaluate(graph, reader(draft, graph), name) for name in names.values()}
+    values = {name: value for name, value in found_values.items() if value is not None}
+    wanted = {place: number for place, number in wanted.items() if names[place] in values}
     stale = {place[0] for place, number in wanted.items() if np.any(values[names[place]] != number)}
     if not stale:
         return []
     if settings.reset_norm:
-        ownership.overwrite(draft, graph, wanted, values)
-        return []
+        inside = {k for k, _ in ownership.overwrite(draft, graph, wanted, values)}
+        return [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
     return [
         f"{len(stale)} BatchNormalization node{'s' if len(stale) > 1 else ''} behind layers keep statistics of the "
         "old weights; --reset-norm sets them to mean 0 and variance 1"

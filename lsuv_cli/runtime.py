@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 from lsuv_cli.assembly import StageModel
 from lsuv_cli.errors import DeviceError, ModelError
@@ -30,6 +30,10 @@ CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 # TF32 makes variances depend on the card. The exhaustive search would be paid again for every stage and shape.
 CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+
+# onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load
+# the model.
+BROKEN = ["MatMulScaleFusion"]
 
 # Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
 ort.set_default_logger_severity(4)
@@ -130,11 +134,15 @@ class Session:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.use_deterministic_compute = True
+        # A plan of all memory is made for many runs of one shape; here a session runs few, and it takes a third more.
+        options.enable_mem_pattern = False
         self._held = {name: _from_numpy(array) for name, array in model.tensors.items()}
         if self._held:
             options.add_external_initializers(list(self._held), list(self._held.values()))
         with translated():
-            self._session = ort.InferenceSession(model.proto.SerializeToString(), options, providers=device.providers)
+            self._session = ort.InferenceSession(
+                model.proto.SerializeToString(), options, providers=device.providers, disabled_optimizers=BROKEN
+            )
         self._probed = [name for probe in model.probes for name in probe.fetches]
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
@@ -159,10 +167,26 @@ class Session:
 
 def _from_numpy(array: Array, device: Device | None = None) -> Any:
     kind, index = (device.kind, device.index) if device else ("cpu", 0)
-    if array.dtype.kind in "biufOUS" and str(array.dtype) != "bfloat16":
+    if array.dtype.kind in "OUS":
+        return _strings(array)
+    if array.dtype.kind in "biuf" and str(array.dtype) != "bfloat16":
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), kind, index)
     code = helper.np_dtype_to_tensor_dtype(array.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), code)
+
+
+def _strings(array: Array) -> Any:
+    """onnxruntime makes no value of strings from numpy, but a session that puts out a constant gives one."""
+    words = [str(word).encode() for word in array.ravel()]
+    tensor = TensorProto(name="constant", dims=array.shape, data_type=TensorProto.STRING, string_data=words)
+    identity = helper.make_node("Identity", ["constant"], ["value"])
+    graph = helper.make_graph([identity], "strings", [], [ValueInfoProto(name="value")], [tensor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
+    binding = session.io_binding()
+    binding.bind_output("value", "cpu")
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0]
 
 
 @dataclass
@@ -224,13 +248,22 @@ class Frontier:
         found = {}
         for name in names:
             value = self.kept[0][name]
+            shape = self._shape(name)
             if isinstance(value, Spilled):
-                found[name] = helper.make_tensor_type_proto(
-                    helper.np_dtype_to_tensor_dtype(value.dtype), [None] * len(value.shape)
-                )
+                found[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
             else:
-                found[name] = _type_of(value)
+                found[name] = _type_of(value, shape)
         return found
+
+    def _shape(self, name: str) -> list[int | None] | None:
+        """The dimensions that are the same in all batches; None if even their number is not."""
+        values = [batch[name] for batch in self.kept]
+        if not all(isinstance(value, Spilled) or value.is_tensor() for value in values):
+            return None
+        shapes = [value.shape if isinstance(value, Spilled) else value.shape() for value in values]
+        if len({len(shape) for shape in shapes}) > 1:
+            return None
+        return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
     def close(self) -> None:
         self.kept.clear()
@@ -256,7 +289,7 @@ def _size(value: Any) -> int:
     return int(value.tensor_size_in_bytes())
 
 
-def _type_of(value: Any) -> TypeProto:
+def _type_of(value: Any, shape: Sequence[int | None] | None) -> TypeProto:
     """onnxruntime's description of a value's type, such as seq(tensor(float)), as ONNX writes it."""
     text = value.data_type()
     wrappers = re.findall(r"(seq|optional)\(", text)
@@ -265,7 +298,6 @@ def _type_of(value: Any) -> TypeProto:
         raise ModelError(f"a value of type {text} has to pass from one stage to the next, which is not possible")
     names = {"float": "FLOAT", "double": "DOUBLE"}
     code = TensorProto.DataType.Value(names.get(match[1], match[1].upper()))
-    shape = [None] * len(value.shape()) if value.is_tensor() else None
     kind = helper.make_tensor_type_proto(code, shape)
     for wrapper in reversed(wrappers):
         make = helper.make_sequence_type_proto if wrapper == "seq" else helper.make_optional_type_proto
@@ -296,6 +328,7 @@ def _one_line(problem: BaseException) -> str:
     text = " ".join(str(problem).split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
+    text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::[\w:~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
     return text.strip()[:300]
 
 

@@ -19,26 +19,13 @@ With rule 3 left out this is "layers that share the number of layers on the long
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from onnx import NodeProto
-
-from lsuv_cli.graph import Graph, attribute
+from lsuv_cli.graph import Graph
+from lsuv_cli.homogeneity import carries
 from lsuv_cli.layers import Layer, by_tensor
 
-# f(s·x) = s·f(x) for s > 0, whatever else they read being constant.
-CARRIES = frozenset(
-    {"Relu", "LeakyRelu", "PRelu", "Identity", "Neg", "Abs", "MaxPool", "AveragePool", "GlobalAveragePool",
-     "GlobalMaxPool", "LpPool", "GlobalLpPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice",
-     "Split", "Gather", "Dropout", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "ReduceMean", "ReduceSum",
-     "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"}
-)  # fmt: skip
-# The same for several inputs, where all of them owe the same scale.
-CARRIES_TOGETHER = frozenset({"Add", "Sub", "Sum", "Mean", "Max", "Min", "Concat"})
-# Scale by a constant.
-CARRIES_BY_CONSTANT = frozenset({"Mul", "Div"})
 IGNORES_SCALE = frozenset({"Shape", "Size"})
-
 # With weights of He's standard deviation a ReLU layer keeps its input's scale roughly; sixteen of them, and sixteen
 # linear ones too, stay far inside float32's range.
 LONGEST_CHAIN = 16
@@ -77,15 +64,25 @@ class Plan:
     chain: Mapping[str, Owed]  # what each measured layer's input owes when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
     keeps_bias: frozenset[str]  # outputs of the layers whose bias is added after scaling
+    # Outputs of the layers that only a BatchNormalization reads which multiplies by this one number.
+    multiplied: Mapping[str, float] = field(default_factory=dict)
 
 
-def cut(graph: Graph, layers: Sequence[Layer], keeps_bias: Collection[str], bytes_of: Mapping[str, int]) -> Plan:
+def cut(
+    graph: Graph,
+    layers: Sequence[Layer],
+    keeps_bias: Collection[str],
+    bytes_of: Mapping[str, int],
+    multiplied: Mapping[str, float] | None = None,
+) -> Plan:
     """The stages in which the layers can be scaled one after another, each with all before it scaled."""
     depth = _depths(graph, layers)
     first = first_uses(graph, layers, depth)
     later = {layer.node for layer in layers} - {layer.node for layer in first}
     steps = _steps(graph, first, keeps_bias)
-    level, owed = _levels(graph, steps, first, later, depth, keeps_bias, bytes_of, layers)
+    scaled = {layer.output for layer in first} - set(keeps_bias)
+    multiplied = {name: number for name, number in (multiplied or {}).items() if name in scaled}
+    level, owed = _levels(graph, steps, first, later, depth, keeps_bias, bytes_of, layers, multiplied)
     groups: dict[int, list[Layer]] = {}
     for layer in first:
         groups.setdefault(level[layer.output], []).append(layer)
@@ -95,10 +92,16 @@ def cut(graph: Graph, layers: Sequence[Layer], keeps_bias: Collection[str], byte
     crossing = {name: owed[name] if at[ran[name]] == level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
     chain = {layer.output: owed[layer.output][:-1] for layer in first}
-    return Plan(stages, crossing, chain, stage_of, frozenset(keeps_bias))
+    return Plan(stages, crossing, chain, stage_of, frozenset(keeps_bias), multiplied)
 
 
-def segments(graph: Graph, layers: Sequence[Layer], bytes_of: Mapping[str, int], limit: int) -> Plan:
+def segments(
+    graph: Graph,
+    layers: Sequence[Layer],
+    bytes_of: Mapping[str, int],
+    limit: int,
+    multiplied: Mapping[str, float] | None = None,
+) -> Plan:
     """The whole graph as it stands, in as few pieces as its weights' size allows: one, for most models."""
     groups: list[list[Layer]] = []
     room = 0
@@ -111,7 +114,7 @@ def segments(graph: Graph, layers: Sequence[Layer], bytes_of: Mapping[str, int],
         room += size
     stages, _ = _pull(graph, _steps(graph, (), ()), groups, ())
     stage_of = {layer.output: k for k, group in enumerate(groups) for layer in group}
-    return Plan(stages, {}, {}, stage_of, frozenset())
+    return Plan(stages, {}, {}, stage_of, frozenset(), multiplied or {})
 
 
 def first_uses(graph: Graph, layers: Sequence[Layer], depth: Mapping[str, int] | None = None) -> list[Layer]:
@@ -130,8 +133,7 @@ def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
     depth: dict[str, int] = {}
     for k, node in enumerate(graph.nodes):
         below = max((depth.get(name, 0) for name in graph.reads(k)), default=0)
-        for name in node.output:
-            depth[name] = below + (k in is_layer)
+        depth.update({name: below + (k in is_layer) for name in node.output if name})
     return depth
 
 
@@ -168,6 +170,7 @@ def _levels(
     keeps_bias: Collection[str],
     bytes_of: Mapping[str, int],
     layers: Sequence[Layer],
+    multiplied: Collection[str],
 ) -> tuple[dict[str, int], dict[str, Owed]]:
     """Each value's level, and what it owes to readers on its own level (rules 1 to 4)."""
     level: dict[str, int] = dict.fromkeys(graph.inputs, 0)
@@ -196,7 +199,7 @@ def _levels(
         if step.layer is None:
             if not open_scales or node.op_type in IGNORES_SCALE:
                 return at, ()
-            if movable and _carries(graph, node):
+            if movable and (carries(graph, node) or node.input[0] in multiplied):
                 return at, carried
             return at + 1, ()
         size = bytes_of.get(step.layer.weight.base, 0)
@@ -208,9 +211,7 @@ def _levels(
         return at, (*carried, step.layer.output)
 
     # All layers of one depth come before what reads them, and none of them reads another.
-    in_order = sorted(
-        steps, key=lambda s: (depth[graph.nodes[s.node].output[0]], s.layer is None and s.node not in later)
-    )
+    in_order = sorted(steps, key=lambda s: (depth[s.makes[0]], s.layer is None and s.node not in later))
     for step in in_order:
         at, scales = place(step)
         if step.layer is not None and step.layer.weight.base in shared:
@@ -224,29 +225,6 @@ def _levels(
         for name in step.makes:
             level[name], owed[name] = at, scales
     return level, owed
-
-
-def _carries(graph: Graph, node: NodeProto) -> bool:
-    """Whether a node gives s·f(x) for s·x, its varying inputs all owing the same."""
-    op = node.op_type
-    if node.domain not in {"", "ai.onnx"} or (op != "Split" and sum(1 for name in node.output if name) > 1):
-        return False
-    constant = [name in graph.constant for name in node.input if name]
-    if op in CARRIES:
-        return not constant[0] and all(constant[1:])
-    if op in CARRIES_TOGETHER:
-        return not any(constant)
-    if op in CARRIES_BY_CONSTANT:
-        return len(constant) == 2 and constant.count(True) == 1 and not (op == "Div" and constant[0])
-    if op == "Conv":
-        return len(constant) == 2 and constant[1]
-    if op == "MatMul":
-        return constant.count(True) == 1
-    if op == "Pad":
-        return attribute(node, "mode", "constant") != "constant" or (
-            len(constant) < 3 and attribute(node, "value", 0.0) == 0.0
-        )
-    return False
 
 
 def _pull(

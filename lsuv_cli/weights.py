@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ _Float = TypeVar("_Float", np.float32, np.float64)
 
 _TINY = 64  # columns up to which float64 QR is as fast as anything
 _CHUNK = 1 << 20  # numbers drawn from one random stream
+_PIECE = 1 << 13  # numbers that fit the nearest cache, and of which BLAS makes no work for threads
 _SMALL = 1 << 31  # multiplications up to which BLAS gets one thread: at most 0.1 s or so
 
 
@@ -142,6 +143,18 @@ def _normal(shape: tuple[int, int, int], rng: np.random.Generator) -> NDArray[np
     with ThreadPoolExecutor(_threads()) as pool:  # numpy lets go of the GIL while it draws
         list(pool.map(fill, rng.spawn(len(chunks)), chunks))
     return numbers
+
+
+def mean_and_square(array: NDArray[Any]) -> tuple[float, float]:
+    """The means of a weight's entries and of their squares, in float64, without a copy of it."""
+    flat = array.reshape(-1)
+    total = square = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, flat.size, _PIECE):
+            piece = flat[start : start + _PIECE].astype(np.float64)
+            total += float(piece.sum())
+            square += float(piece @ piece)
+    return total / max(flat.size, 1), square / max(flat.size, 1)
 
 
 def _transpose(x: NDArray[_Float]) -> NDArray[_Float]:

@@ -137,9 +137,7 @@ class Net:
         y = self.node("MatMul", [x.name, weight], name, (*x.shape[:-1], width))
         return self.node("Add", [y.name, bias], f"{name}.add", y.shape)
 
-    def pool(
-        self, x: Value, name: str, kernel: int, stride: int, *, pad: int = 0, op: str = "MaxPool"
-    ) -> Value:
+    def pool(self, x: Value, name: str, kernel: int, stride: int, *, pad: int = 0, op: str = "MaxPool") -> Value:
         """Pooling as in Caffe, which rounds sizes up."""
         channels, height, _ = x.shape
         steps, rest = divmod(height + 2 * pad - kernel, stride)
@@ -282,9 +280,7 @@ FITRESNET4 = (Block((32, 32, 48, 48, 48), 2, 2), *FITNET4[1:])
 FITNET_MNIST = (Block((16, 16), 4, 2), Block((16, 16), 4, 2), Block((12, 12), 2, 2))
 
 
-def convolutions(
-    net: Net, x: Value, blocks: Sequence[Block], style: Style, *, residual: bool = False
-) -> Value:
+def convolutions(net: Net, x: Value, blocks: Sequence[Block], style: Style, *, residual: bool = False) -> Value:
     """conv11, conv12, ..., pool1, conv21, ...
 
     Residual: "the output of each even convolutional layer is summed with the output of the previous
@@ -336,9 +332,7 @@ def fitresnet4(
     *, activation: str = "maxout", batch_norm: str | None = None, classes: int = 10, seed: int = 0
 ) -> onnx.ModelProto:
     """FitResNet-4: sums around the even convolutions; 2.77M parameters with maxout, 1.29M without."""
-    return fitnet_cifar(
-        "FitResNet-4", FITRESNET4, Style(activation, batch_norm), classes, seed, residual=True
-    )
+    return fitnet_cifar("FitResNet-4", FITRESNET4, Style(activation, batch_norm), classes, seed, residual=True)
 
 
 def fitnet_mnist(
@@ -496,9 +490,7 @@ def attention(net: Net, x: Value, name: str) -> Value:
     scores = net.node("Div", [scores.name, "attention.scale"], f"{name}.scores.scaled", square)
     weights = net.node("Softmax", [scores.name], f"{name}.softmax", square, axis=-1)
     y = net.node("MatMul", [weights.name, value.name], f"{name}.context", (heads, length, width))
-    y = net.node(
-        "Transpose", [y.name], f"{name}.context.transpose", (length, heads, width), perm=[0, 2, 1, 3]
-    )
+    y = net.node("Transpose", [y.name], f"{name}.context.transpose", (length, heads, width), perm=[0, 2, 1, 3])
     y = net.node("Reshape", [y.name, "attention.join"], f"{name}.context.join", x.shape)
     return net.matmul(y, f"{name}.output", hidden)
 
@@ -543,9 +535,7 @@ def bert(
     x = net.layer_norm(x, "embeddings.norm")
     for i in range(layers):
         name = f"layer{i}"
-        x = net.layer_norm(
-            net.add(attention(net, x, f"{name}.attention"), x, f"{name}.sum1"), f"{name}.norm1"
-        )
+        x = net.layer_norm(net.add(attention(net, x, f"{name}.attention"), x, f"{name}.sum1"), f"{name}.norm1")
         y = gelu(net, net.matmul(x, f"{name}.intermediate", 4 * hidden), f"{name}.gelu")
         y = net.matmul(y, f"{name}.output", hidden)
         x = net.layer_norm(net.add(y, x, f"{name}.sum2"), f"{name}.norm2")

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import near_one, rng, tensor, unchanged_but, variances
 from onnx import TensorProto, helper
 
 import lsuv_cli
+from helpers import near_one, rng, tensor, unchanged_but, variances
 from lsuv_cli.errors import LsuvError
 
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
@@ -93,7 +93,9 @@ def test_the_command_takes_them_too(name, tmp_path):
     feeds = fitting(onnx.load(path))
     np.savez(tmp_path / "data.npz", **feeds)
     arguments = ["init", str(path), "--data", str(tmp_path / "data.npz"), "-o", str(tmp_path / "out.onnx"), "-q"]
-    done = subprocess.run([sys.executable, "-m", "lsuv_cli.cli", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from lsuv_cli.cli import main; main()", *arguments], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr
     before, after = onnx.load(path), onnx.load(tmp_path / "out.onnx")
     assert near_one(variances(after, feeds, reference=False))

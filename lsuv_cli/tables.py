@@ -1,0 +1,72 @@
+"""Tables of text that fit a terminal: numbers are never cut, names are, and columns leave where that is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+# Columns leave rather than cut names shorter than this; those of rank 1 leave earlier than others.
+SHORTEST_NAME, SHORT_NAME = 14, 24
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title and a cell for each row. The lowest `rank` above 0 leaves first, rank 0 never."""
+
+    title: str
+    cells: Sequence[str | Text]
+    left: bool = False
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(self.title), *(_length(cell) for cell in self.cells), 0)
+
+
+def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterator[Text]:
+    """The lines of a table whose first column holds the layers' names. Columns that say nothing are left out."""
+    used = [column for column in columns if any(_length(cell) for cell in column.cells)]
+    longest = max(5, *(cell_len(name) for name in names), 0)
+    gap = 2
+    while (room := width - sum(column.width + gap for column in used)) < min(longest, SHORT_NAME):
+        leaving = min((column for column in used if column.rank), key=lambda column: column.rank, default=None)
+        if gap == 2:
+            gap = 1
+        elif leaving is not None and (leaving.rank == 1 or room < min(longest, SHORTEST_NAME)):
+            used.remove(leaving)
+        else:
+            break
+    room = max(min(room, longest), 5)
+    yield _line(set_cell_size("layer", room), [(column.title, column) for column in used], gap, "bold")
+    for k, name in enumerate(names):
+        yield _line(_cut(name, room), [(column.cells[k], column) for column in used], gap)
+
+
+def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:
+    line = Text(name, style=style, no_wrap=True, end="")
+    for cell, column in cells:
+        padding = " " * (column.width - _length(cell))
+        line.append(" " * gap)
+        for part in (cell, padding) if column.left else (padding, cell):
+            line.append(part)
+    line.rstrip()
+    return line
+
+
+def _length(cell: str | Text) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+
+
+def _cut(name: str, width: int) -> str:
+    """A name, without its middle if it is too long: names differ at both ends."""
+    if cell_len(name) <= width:
+        return set_cell_size(name, width)
+    head, tail = name, name
+    while cell_len(head) > (width - 1) // 2:
+        head = head[:-1]
+    while cell_len(tail) > width - 1 - cell_len(head):
+        tail = tail[1:]
+    return set_cell_size(f"{head}…{tail}", width)

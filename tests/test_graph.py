@@ -1,0 +1,562 @@
+"""The shapes of graphs: order, branches, several inputs and outputs, functions, bodies, sequences."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import lsuv_cli
+from helpers import entry, is_orthonormal, model, near_one, normal, tensor, unchanged_but, values, variances
+from lsuv_cli import initialize
+from lsuv_cli.errors import ModelError
+
+X = normal(64, 8, seed=1)
+
+
+def square(*names, size=8):
+    return {name: normal(size, size, seed=k) for k, name in enumerate(names)}
+
+
+# Order
+
+
+def test_nodes_out_of_order_are_repaired_in_the_working_copy_only():
+    before = model(
+        "g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, u) r = Tanh(a) y = MatMul(r, v) }", **square("u", "v")
+    )
+    nodes = list(before.graph.node)
+    del before.graph.node[:]
+    before.graph.node.extend(reversed(nodes))
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}, ["a", "y"], reference=False))
+    assert unchanged_but(before, after, "u", "v")
+
+
+def test_layers_listed_in_another_order_than_they_run_are_scaled_in_the_order_they_run():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Tanh(b) y = MatMul(s, w) }""",
+        **square("w", "v", "u"),
+    )
+    result = initialize(before, X)
+    assert [layer.name for layer in result.report.layers] == ["a", "b", "y"]
+    assert near_one(variances(result.model, {"x": X}))
+
+
+def test_a_cycle_is_an_error_that_names_a_node():
+    before = model("g (float[N,8] x) => (float[N,8] y) { a = Add(x, y) y = MatMul(a, w) }", **square("w"))
+    with pytest.raises(ModelError, match="cycle through node 'a'"):
+        initialize(before, X)
+
+
+def test_a_value_that_nothing_makes_is_an_error_that_names_it():
+    before = model("g (float[N,8] x) => (float[N,8] y) { a = Add(x, lost) y = MatMul(a, w) }", **square("w"))
+    with pytest.raises(ModelError, match="reads 'lost', which is no input"):
+        initialize(before, X)
+
+
+def test_optional_inputs_and_outputs_that_are_absent():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            c = Clip(x, , top) d, = Dropout(c) y = MatMul(d, w) }""".replace("d, =", "d ="),
+        **square("w"),
+        top=np.float32(2),
+    )
+    assert "" in before.graph.node[0].input
+    assert near_one(variances(initialize(before, X).model, {"x": X}))
+
+
+def test_first_outputs_that_are_absent():
+    """A recurrent layer of which only the last state is used, between layers, twice."""
+    before = model(
+        """g (float[T,N,8] x) => (float y) {
+            a = MatMul(x, u) gap, s = RNN<hidden_size=8>(a, w, r) t = Tanh(s) b = MatMul(t, v)
+            blank, o = RNN<hidden_size=8>(b, w, r) y = MatMul(o, z) }""",
+        **square("u", "v", "z"),
+        w=normal(1, 8, 8),
+        r=normal(1, 8, 8),
+    )
+    for node in before.graph.node:
+        if node.op_type == "RNN":
+            node.output[0] = ""
+    x = normal(5, 16, 8, seed=1)
+    after = initialize(before, x, batch_size="all").model
+    assert near_one(variances(after, {"x": x}, ["a", "b", "y"], reference=False))
+    assert unchanged_but(before, after, "u", "v", "z")
+
+
+# Branches
+
+
+def test_residual():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Add(b, a) t = Relu(s) y = MatMul(t, w) }""",
+        **square("u", "v", "w"),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}))
+    assert unchanged_but(before, after, "u", "v", "w")
+
+
+def test_a_shortcut_around_everything():
+    before = model(
+        "g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, u) b = MatMul(a, v) s = Add(b, x) y = MatMul(s, w) }",
+        **square("u", "v", "w"),
+    )
+    assert near_one(variances(initialize(before, 3 * X).model, {"x": 3 * X}, ["a", "b", "y"]))
+
+
+def test_dense_block():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) r = Relu(a) c = Concat<axis=1>(x, r) b = MatMul(c, v) s = Relu(b)
+            d = Concat<axis=1>(x, r, s) y = MatMul(d, w) }""",
+        u=normal(8, 8),
+        v=normal(16, 8),
+        w=normal(24, 8),
+    )
+    assert near_one(variances(initialize(before, X).model, {"x": X}))
+
+
+def test_inception():
+    before = model(
+        """g (float[N,3,9,9] x) => (float y) {
+            s = Conv(x, a) r = Relu(s)
+            b1 = Conv(r, b) b2 = Conv(r, c) p2 = Relu(b2) b3 = Conv<pads=[1,1,1,1]>(p2, d)
+            m = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(r) b4 = Conv(m, e)
+            j = Concat<axis=1>(b1, b3, b4) k = Relu(j) y = Conv(k, f) }""",
+        a=normal(4, 3, 3, 3),
+        b=normal(2, 4, 1, 1),
+        c=normal(3, 4, 1, 1),
+        d=normal(4, 3, 3, 3),
+        e=normal(2, 4, 1, 1),
+        f=normal(5, 8, 3, 3),
+    )
+    x = normal(8, 3, 9, 9, seed=1)
+    result = initialize(before, x)
+    assert near_one(variances(result.model, {"x": x}))
+
+
+def test_several_inputs_and_outputs_one_of_them_a_layers():
+    before = model(
+        """g (float[N,8] x, float[N,5] z) => (float[N,8] a, float[N,8] b, float[N,8] y) {
+            a = MatMul(x, u) b = MatMul(z, v) s = Mul(a, b) y = MatMul(s, w) }""",
+        u=normal(8, 8),
+        v=normal(5, 8),
+        w=normal(8, 8),
+    )
+    feeds = {"x": X, "z": 4 * normal(64, 5, seed=2)}
+    after = initialize(before, feeds).model
+    assert near_one(variances(after, feeds))
+    assert unchanged_but(before, after, "u", "v", "w")
+
+
+def test_a_layer_output_that_is_a_graph_output_and_has_a_bias_behind_it():
+    before = model(
+        "g (float[N,8] x) => (float[N,8] a, float[N,8] y) { a = MatMul(x, u) b = Add(a, c) y = MatMul(b, v) }",
+        **square("u", "v"),
+        c=normal(8),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}, ["a", "y"]))
+    assert unchanged_but(before, after, "u", "v")
+
+
+def test_a_branch_that_leads_nowhere_and_initializers_that_nothing_reads():
+    before = model(
+        "g (float[N,8] x) => (float[N,8] y) { dead = MatMul(x, u) y = MatMul(x, v) }",
+        **square("u", "v"),
+        idle=normal(3, 3),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}))
+    assert unchanged_but(before, after, "u", "v")
+
+
+def test_an_input_that_no_layer_needs():
+    before = model(
+        "g (float[N,8] x, float[N,2] other) => (float[N,8] y, float[N,2] z) { y = MatMul(x, w) z = Relu(other) }",
+        **square("w"),
+    )
+    feeds = {"x": X, "other": normal(64, 2)}
+    assert near_one(variances(initialize(before, feeds).model, feeds))
+
+
+def test_two_factors_in_a_row_that_make_onnxruntime_lose_a_value():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = Mul(x, half) b = Mul(a, half) c = MatMul(a, u) y = MatMul(b, v) }""",
+        **square("u", "v"),
+        half=np.float32(0.5),
+    )
+    assert near_one(variances(initialize(before, X).model, {"x": X}))
+
+
+# Kinds of inputs
+
+
+def test_token_ids():
+    before = model(
+        "g (int64[N,5] ids) => (float[N,5,4] y) { e = Gather(table, ids) y = MatMul(e, w) }",
+        table=normal(20, 8),
+        w=normal(8, 4),
+    )
+    ids = np.arange(80).reshape(16, 5) % 20
+    after = initialize(before, ids).model
+    assert near_one(variances(after, {"ids": ids}, ["y"]))
+    assert unchanged_but(before, after, "w")
+
+
+def test_strings():
+    before = model(
+        """g (string[N] word, float[N,8] x) => (float[N,4] y) {
+            l = com.microsoft.Tokenizer<mark=0, pad_value="", mincharnum=1, separators=[" "]>(word) s = Size(l)
+            h = MatMul(x, w) y = Relu(h) }""",
+        microsoft=True,
+        w=normal(8, 4),
+    )
+    words = np.array(["good init"] * 64, object)
+    after = initialize(before, {"word": words, "x": X}).model
+    assert near_one(variances(after, {"word": words, "x": X}, ["h"], reference=False))
+
+
+def test_strings_that_a_layer_depends_on():
+    before = model("g (string[N,8] word) => (float[N,4] y) { x = Cast<to=1>(word) y = MatMul(x, w) }", w=normal(8, 4))
+    words = X.astype(str).astype(object)
+    after = initialize(before, words).model
+    assert near_one(variances(after, {"word": words}, ["y"], reference=False))
+
+
+def test_an_input_without_axes():
+    before = model(
+        "g (float[N,8] x, float rate) => (float[N,4] y) { s = Mul(x, rate) y = MatMul(s, w) }", w=normal(8, 4)
+    )
+    before.graph.input[1].type.tensor_type.shape.SetInParent()
+    feeds = {"x": X, "rate": np.array(0.25, np.float32)}
+    after = initialize(before, feeds, batch_size="all").model
+    assert near_one(variances(after, feeds, ["y"]))
+
+
+def test_an_output_without_axes():
+    before = model("g (float[8] x) => (float y) { y = MatMul(x, w) }", w=normal(8))
+    result = initialize(before, X)  # each row is one run
+    after = result.model
+    found = [float(values(after, {"x": row}, ["y"])["y"]) for row in X]
+    assert abs(np.var(found) - 1) < 1e-3
+
+
+# Functions
+
+
+def test_functions_nested_with_weights_from_the_main_graph():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x) => (float[N,8] y) { h = local.block(x, u, b) y = local.block(h, v, c) }
+        <domain: "local", opset_import: ["" : 18, "local" : 1]>
+        block (x, w, b) => (r) { d = local.dense(b, x, w) r = Relu(d) }
+        <domain: "local", opset_import: ["" : 18]>
+        dense (b, x, w) => (y) { m = MatMul(x, w) y = Add(m, b) }""",
+        **square("u", "v"),
+        b=normal(8),
+        c=normal(8),
+    )
+    result = initialize(before, X)
+    assert len(result.report.layers) == 2 and all(layer.status == "ok" for layer in result.report.layers)
+    assert not tensor(result.model, "b").any() and is_orthonormal(tensor(result.model, "u"))
+    u, v = (tensor(result.model, name).astype(np.float64) for name in ("u", "v"))
+    h = X @ u
+    assert abs(h.var() - 1) < 1e-3 and abs((np.maximum(h, 0) @ v).var() - 1) < 1e-3
+    assert unchanged_but(before, result.model, "u", "v", "b", "c")
+
+
+def test_a_function_called_twice_with_one_weight_shares_it():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x, float[N,8] z) => (float[N,8] a, float[N,8] b) { a = local.f(x, u) b = local.f(z, u) }
+        <domain: "local", opset_import: ["" : 18]> f (x, w) => (y) { y = MatMul(x, w) }""",
+        **square("u"),
+    )
+    feeds = {"x": X, "z": 3 * normal(64, 8, seed=5)}
+    result = initialize(before, feeds)
+    found = variances(result.model, feeds, ["a", "b"])
+    assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3 and found["b"] > 2 * found["a"]
+    assert unchanged_but(before, result.model, "u")
+    # A function cannot be rewired for one of its calls.
+    untied = initialize(before, feeds, tied="untie")
+    assert [layer.status for layer in untied.report.layers].count("skipped") == 1
+
+
+def test_a_constant_weight_inside_a_function_is_left_alone():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,2] x) => (float[N,8] y) { h = local.f(x) y = MatMul(h, v) }
+        <domain: "local", opset_import: ["" : 18]> f (x) => (y) {
+            c = Constant<value = float[2,2] {1.0, 2.0, 3.0, 4.0}>() b = Constant<value_float=5.0>()
+            m = MatMul(x, c) y = Add(m, b) }""",
+        v=normal(2, 8),
+    )
+    x = normal(64, 2)
+    result = initialize(before, x)
+    (left, done) = result.report.layers
+    assert left.status == "skipped" and "inside a function" in left.notes[0] and done.status == "ok"
+    assert near_one(variances(result.model, {"x": x}, ["y"]))
+    assert unchanged_but(before, result.model, "v")
+
+
+def test_a_bias_inside_a_function_is_kept_and_taken_into_account():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x) => (float[N,2] y) { y = local.f(x, w) }
+        <domain: "local", opset_import: ["" : 18]> f (x, w) => (y) {
+            b = Constant<value_floats=[0.5, -0.5]>() m = MatMul(x, w) y = Add(m, b) }""",
+        w=normal(8, 2),
+    )
+    result = initialize(before, X)
+    assert "bias kept" in result.report.layers[0].notes
+    assert near_one(variances(result.model, {"x": X}, ["y"]))
+    assert unchanged_but(before, result.model, "w")
+
+
+def test_a_weight_computed_inside_a_function_is_left_alone():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x) => (float[N,8] y, float[N,8] z) { y = local.f(x, u) z = MatMul(x, v) }
+        <domain: "local", opset_import: ["" : 18]> f (x, w) => (y) { n = Neg(w) y = MatMul(x, n) }""",
+        **square("u", "v"),
+    )
+    result = initialize(before, X)
+    assert "inside a function" in entry(result, "y").notes[0]
+    assert unchanged_but(before, result.model, "v")
+
+
+def test_a_function_with_a_body_and_a_body_with_a_function():
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x) => (float[N,8] y) {
+            h = local.f(x, u)
+            b = If (yes) <then_branch = t () => (float[N,8] p) { p = local.g(h) },
+                          else_branch = e () => (float[N,8] q) { q = Identity(h) }>
+            y = MatMul(b, v) }
+        <domain: "local", opset_import: ["" : 18]> f (x, w) => (y) {
+            flag = Constant<value = bool {1}>() m = MatMul(x, w)
+            y = If (flag) <then_branch = t () => (p) { p = Tanh(m) }, else_branch = e () => (q) { q = Identity(m) }> }
+        <domain: "local", opset_import: ["" : 18]> g (x) => (y) { y = Sigmoid(x) }""",
+        **square("u", "v"),
+        yes=np.array(True),
+    )
+    result = initialize(before, X)
+    assert [layer.status for layer in result.report.layers] == ["ok", "ok"]
+    u, v = (tensor(result.model, name).astype(np.float64) for name in ("u", "v"))
+    h = X @ u
+    assert near_one({"h": h.var(), "y": (1 / (1 + np.exp(-np.tanh(h))) @ v).var()})
+    assert unchanged_but(before, result.model, "u", "v")
+
+
+# Bodies
+
+
+IF = """g (float[N,8] x, bool flag) => (float[N,8] y) {{
+    a = MatMul(x, u) r = Relu(a)
+    b = If (flag) <
+        then_branch = yes () => (float[N,8] p) {{ {then} }},
+        else_branch = no () => (float[N,8] q) {{ q = Identity(r) }}
+    >
+    y = MatMul(b, v) }}"""
+
+
+def flagged(text, **tensors):
+    proto = model(text, **tensors)
+    proto.graph.input[1].type.tensor_type.shape.SetInParent()
+    return proto
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_an_if_that_captures_a_layer_output(flag):
+    before = flagged(IF.format(then="t = Tanh(a) p = Add(t, r)"), **square("u", "v"))
+    feeds = {"x": X, "flag": np.array(flag)}
+    after = initialize(before, feeds, batch_size="all").model
+    assert near_one(variances(after, feeds, ["a", "y"], reference=False))
+    assert unchanged_but(before, after, "u", "v")
+
+
+def test_a_layer_inside_a_body_is_left_alone():
+    before = flagged(IF.format(then="p = MatMul(r, w)"), **square("u", "v", "w"))
+    feeds = {"x": X, "flag": np.array(True)}
+    result = initialize(before, feeds, batch_size="all")
+    inside = entry(result, "p")
+    assert inside.status == "skipped" and "inside the body of If" in inside.notes[0]
+    assert near_one(variances(result.model, feeds, ["a", "y"], reference=False))
+    assert unchanged_but(before, result.model, "u", "v")
+
+
+def test_a_weight_that_a_body_reads_is_not_changed_under_it():
+    before = flagged(IF.format(then="p = MatMul(r, u)"), **square("u", "v"))
+    feeds = {"x": X, "flag": np.array(True)}
+    result = initialize(before, feeds, batch_size="all")
+    assert "read by If" in entry(result, "a").notes[0]
+    assert near_one(variances(result.model, feeds, ["y"], reference=False))
+    assert unchanged_but(before, result.model, "v")
+    untied = initialize(before, feeds, batch_size="all", tied="untie").model
+    assert near_one(variances(untied, feeds, ["a", "y"], reference=False))
+    assert (tensor(untied, "u") == tensor(before, "u")).all()
+
+
+def test_a_loop_that_captures_a_layer_output_and_carries_a_value():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) n = Constant<value_int=3>()
+            z = Sub(a, a)
+            l = Loop (n, go, z) <body = step (int64 i, bool c, float[N,8] s) => (bool d, float[N,8] t)
+                { d = Identity(c) h = Tanh(a) t = Add(s, h) }>
+            y = MatMul(l, v) }""",
+        **square("u", "v"),
+        go=np.array(True),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}, ["a", "y"], reference=False))
+    assert unchanged_but(before, after, "u", "v")
+
+
+def test_a_scan_over_a_layer_output():
+    before = model(
+        """g (float[5,N,8] x) => (float[5,N,8] y) {
+            a = MatMul(x, u) z = Constant<value = float[8] {0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0}>()
+            f, s = Scan <num_scan_inputs=1, body = step (float[8] c, float[N,8] e) => (float[8] d, float[N,8] o)
+                { d = ReduceMean<keepdims=0>(e, k) o = Add(e, c) }> (z, a)
+            y = MatMul(s, v) }""",
+        **square("u", "v"),
+        k=np.array([0]),
+    )
+    x = normal(5, 16, 8, seed=1)
+    after = initialize(before, x, batch_size="all").model
+    assert near_one(variances(after, {"x": x}, ["a", "y"], reference=False))
+    assert unchanged_but(before, after, "u", "v")
+
+
+# Other kinds of values
+
+
+def test_a_sequence_that_crosses_from_one_stage_to_the_next():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) t = Tanh(a) list = SequenceConstruct(t, x) b = MatMul(t, v) s = Tanh(b)
+            i = Constant<value_int=1>() e = SequenceAt(list, i) m = Add(s, e) y = MatMul(m, w) }""",
+        **square("u", "v", "w"),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}, ["a", "b", "y"]))
+
+
+def test_an_optional_that_crosses_from_one_stage_to_the_next():
+    before = model(
+        """g (float[N,8] x) => (float[N,8] y) {
+            a = MatMul(x, u) t = Tanh(a) maybe = Optional(t) b = MatMul(t, v) s = Tanh(b)
+            e = OptionalGetElement(maybe) m = Add(s, e) y = MatMul(m, w) }""",
+        **square("u", "v", "w"),
+    )
+    after = initialize(before, X).model
+    assert near_one(variances(after, {"x": X}, ["a", "b", "y"], reference=False))
+
+
+def test_a_model_that_imports_only_another_domain():
+    before = model(
+        "g (float[N,8] x) => (float[N,4] y) { y = com.microsoft.FusedMatMul(x, w) }", microsoft=True, w=normal(8, 4)
+    )
+    del before.opset_import[0]
+    assert [o.domain for o in before.opset_import] == ["com.microsoft"]
+    result = initialize(before, X)
+    assert near_one({"y": float((X.astype(np.float64) @ tensor(result.model, "w")).var())})
+
+
+def test_a_random_operator_is_no_constant():
+    before = model(
+        """g (float[64,8] x) => (float[64,4] y) {
+            r = RandomNormal<shape=[64,8], seed=1.0>() s = Add(x, r) y = MatMul(s, w) }""",
+        w=normal(8, 4),
+    )
+    result = initialize(before, X)
+    assert [layer.name for layer in result.report.layers] == ["y"]
+
+
+# Training mode and statistics
+
+
+def test_training_mode_is_warned_about():
+    before = model(
+        """g (float[N,8,3] x) => (float[N,8,3] y) {
+            d, mask = Dropout(x, ratio, on) n, rm, rv = BatchNormalization<training_mode=1>(d, s, b, m, v)
+            y = Conv(n, w) }""",
+        ratio=np.float32(0.1),
+        on=np.array(True),
+        s=np.ones(8, np.float32),
+        b=np.zeros(8, np.float32),
+        m=np.zeros(8, np.float32),
+        v=np.ones(8, np.float32),
+        w=normal(8, 8, 1),
+    )
+    result = initialize(before, normal(64, 8, 3))
+    text = " ".join(result.report.warnings)
+    assert "1 Dropout node is in training mode" in text and "1 BatchNormalization node is in training mode" in text
+
+
+NORM = """g (float[N,3,6,6] x) => (float y) {
+    a = Conv(x, u) n = BatchNormalization(a, s, b, m, v) r = Relu(n)
+    c = Conv(r, w) o = BatchNormalization(c, s, b, m, v) y = BatchNormalization(o, s, b, m, v) }"""
+
+
+def normalized():
+    return model(
+        NORM,
+        u=normal(4, 3, 1, 1),
+        w=normal(4, 4, 1, 1),
+        s=np.full(4, 2, np.float32),
+        b=np.full(4, 0.5, np.float32),
+        m=np.full(4, 3, np.float32),
+        v=np.full(4, 9, np.float32),
+    )
+
+
+def test_stale_statistics_are_counted():
+    result = initialize(normalized(), normal(8, 3, 6, 6))
+    assert any("2 BatchNormalization nodes behind layers keep statistics" in w for w in result.report.warnings)
+    assert unchanged_but(normalized(), result.model, "u", "w")
+
+
+def test_reset_norm_does_not_reach_a_norm_that_shares_the_vectors():
+    x = normal(8, 3, 6, 6, seed=1)
+    result = initialize(normalized(), x, reset_norm=True)
+    nodes = [n for n in result.model.graph.node if n.op_type == "BatchNormalization"]
+    for node in nodes[:2]:
+        assert not tensor(result.model, node.input[3]).any() and (tensor(result.model, node.input[4]) == 1).all()
+    assert list(nodes[2].input) == ["o", "s", "b", "m", "v"]  # it stands behind another norm, not behind a layer
+    assert (tensor(result.model, "m") == 3).all() and (tensor(result.model, "v") == 9).all()
+    assert near_one(variances(result.model, {"x": x}))
+    assert not any("keep statistics" in w for w in result.report.warnings)
+
+
+# Everything else stays
+
+
+def test_what_is_not_a_weight_is_the_same_to_the_last_byte():
+    before = model(
+        "g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, u) b = Add(a, c) r = Relu(b) y = MatMul(r, v) }",
+        **square("u", "v"),
+        c=normal(8),
+        idle=normal(2, 2),
+    )
+    before.doc_string, before.producer_name, before.domain, before.model_version = "why", "pytest", "org.acme", 3
+    before.metadata_props.add(key="author", value="someone")
+    before.graph.doc_string = "a graph"
+    before.graph.node[0].doc_string = "a node"
+    before.graph.initializer[0].doc_string = "a tensor"
+    before.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, ["N", 8]))
+    before.graph.quantization_annotation.add(tensor_name="a")
+    before.graph.metadata_props.add(key="k", value="v")
+    copy = onnx.ModelProto()
+    copy.CopyFrom(before)
+    result = initialize(before, X)
+    assert before.SerializeToString() == copy.SerializeToString()  # what was given is not changed
+    assert unchanged_but(before, result.model, "u", "v", "c")
+    kept = {p.key: p.value for p in result.model.metadata_props}
+    assert kept["author"] == "someone" and kept["lsuv.version"] == lsuv_cli.__version__

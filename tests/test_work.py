@@ -1,0 +1,220 @@
+"""How much work is done, counted and not timed: passes over the data, sessions, values kept, modules imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import model, normal
+from lsuv_cli import algorithm, initialize, runtime
+
+# What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
+PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+IMAGES = normal(12, 3, 8, 8)
+ROWS = normal(12, 5, 16)
+
+
+def filters(*shapes):
+    return {f"w{k}": 0.05 * normal(*shape, seed=k) for k, shape in enumerate(shapes)}
+
+
+def chain(activation):
+    """Three convolutions in a row, and an inner product."""
+    return model(
+        f"""x (float[N,3,8,8] x) => (y) {{
+            a = Conv <pads=[1,1,1,1]> (x, w0)  ra = {activation}(a)
+            b = Conv <pads=[1,1,1,1]> (ra, w1) rb = {activation}(b)
+            c = Conv <pads=[1,1,1,1]> (rb, w2) rc = {activation}(c)
+            f = Flatten(rc)
+            y = Gemm <transB=1> (f, w3) }}""",
+        **filters((16, 3, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (10, 16 * 64)),
+    )
+
+
+def residual():
+    """A sum around two convolutions, with batch normalization that was never trained."""
+    norm = {"scale": np.ones(16), "shift": np.zeros(16), "mean": np.zeros(16), "variance": np.ones(16)}
+    return model(
+        """x (float[N,3,8,8] x) => (y) {
+            a = Conv <pads=[1,1,1,1]> (x, w0)  na = BatchNormalization(a, scale, shift, mean, variance) ra = Relu(na)
+            b = Conv <pads=[1,1,1,1]> (ra, w1) nb = BatchNormalization(b, scale, shift, mean, variance) rb = Relu(nb)
+            c = Conv <pads=[1,1,1,1]> (rb, w2) nc = BatchNormalization(c, scale, shift, mean, variance)
+            s = Add(nc, ra) rs = Relu(s)
+            y = Conv(rs, w3) }""",
+        **filters((16, 3, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (8, 16, 1, 1)),
+        **{name: value.astype(np.float32) for name, value in norm.items()},
+    )
+
+
+def inception():
+    """Three branches, one of them two layers deep, joined."""
+    return model(
+        """x (float[N,3,8,8] x) => (y) {
+            a = Conv(x, w0) ra = Relu(a)
+            b = Conv(x, w1) rb = Relu(b) c = Conv <pads=[1,1,1,1]> (rb, w2) rc = Relu(c)
+            p = MaxPool <kernel_shape=[3,3], pads=[1,1,1,1]> (x) d = Conv(p, w3) rd = Relu(d)
+            j = Concat <axis=1> (ra, rc, rd)
+            y = Conv(j, w4) }""",
+        **filters((8, 3, 1, 1), (8, 3, 1, 1), (16, 8, 3, 3), (8, 3, 1, 1), (8, 32, 1, 1)),
+    )
+
+
+def attention():
+    """Query, key and value; their products with one another are no layers, but run no more often."""
+    return model(
+        """x (float[N,5,16] x) => (y) {
+            q = MatMul(x, w0) k = MatMul(x, w1) v = MatMul(x, w2)
+            t = Transpose <perm=[0,2,1]> (k) s = MatMul(q, t) m = Softmax(s) c = MatMul(m, v)
+            o = MatMul(c, w3) r = Add(o, x)
+            h = MatMul(r, w4) g = Tanh(h)
+            y = MatMul(g, w5) }""",
+        **filters(*[(16, 16)] * 6),
+    )
+
+
+GRAPHS = {
+    "relu": (chain("Relu"), IMAGES),
+    "tanh": (chain("Tanh"), IMAGES),
+    "residual": (residual(), IMAGES),
+    "inception": (inception(), IMAGES),
+    "attention": (attention(), ROWS),
+}
+
+
+class Watched:
+    """Sessions that write down what they run."""
+
+    def __init__(self, monkeypatch, directory):
+        self.sessions = []
+        real = runtime.ort.InferenceSession
+
+        def opened(proto, options, **more):
+            options.enable_profiling = True
+            options.profile_file_prefix = str(directory / "profile")
+            self.sessions.append(real(proto, options, **more))
+            return self.sessions[-1]
+
+        monkeypatch.setattr(runtime.ort, "InferenceSession", opened)
+
+    def products(self):
+        """How many products were computed in all."""
+        events = [e for session in self.sessions for e in json.loads(Path(session.end_profiling()).read_text())]
+        kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+        return sum(e["args"]["op_name"] in PRODUCTS for e in kernels)
+
+
+@pytest.fixture
+def watched(monkeypatch, tmp_path):
+    return Watched(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, watched):
+    graph, data = GRAPHS[name]
+    report = initialize(graph, data, device="cpu", batch_size=4).report
+    assert report.exit_code == 0 and report.batches == 3
+    in_the_graph = sum(node.op_type in PRODUCTS for node in graph.graph.node)
+    assert watched.products() == 2 * 3 * in_the_graph
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 12])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_there_is_a_session_for_each_stage_and_one_to_verify(name, batch_size, watched):
+    graph, data = GRAPHS[name]
+    report = initialize(graph, data, device="cpu", batch_size=batch_size).report
+    assert len(watched.sessions) == report.stages + 1
+
+
+def test_before_takes_one_session_more(watched):
+    graph, data = GRAPHS["tanh"]
+    report = initialize(graph, data, device="cpu", before=True).report
+    assert len(watched.sessions) == report.stages + 2
+
+
+def test_a_chain_of_relus_is_one_stage_and_one_of_tanhs_a_stage_per_layer():
+    stages = {name: initialize(*GRAPHS[name], device="cpu").report.stages for name in ("relu", "tanh", "residual")}
+    assert stages == {"relu": 1, "tanh": 4, "residual": 2}
+
+
+def test_doubling_the_depth_doubles_the_work(watched):
+    counts = []
+    for depth in (8, 16):
+        nodes = "".join(f"v{k + 1} = MatMul(v{k}, w{k}) " for k in range(depth)).replace("v0", "x")
+        graph = model(f"x (float[N,16] x) => (v{depth}) {{ {nodes} }}", **filters(*[(16, 16)] * depth))
+        watched.sessions.clear()
+        initialize(graph, normal(32, 16), device="cpu")
+        counts.append(watched.products())
+    assert counts == [16, 32]
+
+
+# What waits between stages
+
+
+@pytest.fixture
+def frontiers(monkeypatch):
+    made = []
+
+    class Kept(runtime.Frontier):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+        def close(self):
+            self.left = self.bytes
+            super().close()
+
+    monkeypatch.setattr(algorithm, "Frontier", Kept)
+    return made
+
+
+def test_what_no_later_stage_reads_is_freed(frontiers):
+    depth, samples = 8, 64
+    nodes = "".join(f"v{k + 1} = MatMul(t{k}, w{k}) t{k + 1} = Tanh(v{k + 1}) " for k in range(depth))
+    text = f"x (float[N,16] x) => (t{depth}) {{ {nodes} }}".replace("t0", "x")
+    report = initialize(model(text, **filters(*[(16, 16)] * depth)), normal(samples, 16), device="cpu").report
+    assert report.stages == depth
+    scaling = frontiers[0]
+    # The values that a stage reads and those that it makes, not those of eight stages.
+    assert scaling.peak <= 2 * samples * 16 * 4
+    assert scaling.left == 0 and scaling.spilled == 0
+
+
+@pytest.mark.parametrize("name", ["tanh", "residual", "attention"])
+def test_values_that_wait_in_a_file_change_nothing(name, frontiers):
+    graph, data = GRAPHS[name]
+    plain = initialize(graph, data, device="cpu", batch_size=4, threads=1).model
+    spilled = initialize(graph, data, device="cpu", batch_size=4, threads=1, memory=1).model
+    assert plain.SerializeToString(deterministic=True) == spilled.SerializeToString(deterministic=True)
+    assert frontiers[0].spilled == 0 and frontiers[0].peak > 1
+    assert frontiers[2].spilled > 0 and frontiers[2].peak <= 1
+
+
+# What `lsuv --help` waits for
+
+HEAVY = ("onnx", "onnxruntime", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        (["--help"], {}, "Usage"),
+        (["init", "--help"], {}, "--target-variance"),
+        ([], {"_LSUV_COMPLETE": "complete_bash", "COMP_WORDS": "lsuv in", "COMP_CWORD": "1"}, "init"),
+    ],
+)
+def test_help_and_completion_import_nothing_heavy(words, environment, expected):
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('loaded:', [m for m in {HEAVY} if m in sys.modules]))\n"
+        "from lsuv_cli.cli import main\n"
+        f"main({words})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+    assert expected in done.stdout
+    assert "loaded: []" in done.stdout, done.stdout
