@@ -44,7 +44,7 @@ class Weight:
 
     value: str  # the name the operator reads
     base: str  # the stored tensor's name, or the name of the expression to be folded into one
-    place: str  # "initializer", "constant" (a Constant node) or "folded"
+    place: str  # "initializer", "external" (one in a data file), "constant" (a Constant node) or "folded"
     dtype: str  # of the stored tensor
     shape: Shape  # as the operator reads it
     steps: tuple[View, ...] = ()
@@ -104,7 +104,8 @@ class Constants:
             tensor = self.graph.tensors[base]
             dtype = _float_name(tensor.data_type, "stored as")
             if base in self.graph.initializers:
-                return "initializer", dtype, tuple(tensor.dims)
+                external = tensor.data_location == TensorProto.EXTERNAL
+                return "external" if external else "initializer", dtype, tuple(tensor.dims)
             if base not in self.graph.own:
                 raise LeftAlone("its weight is a constant inside a function of the model")
             return "constant", dtype, tuple(tensor.dims)

@@ -17,9 +17,9 @@ from lsuv_cli.report import FINE, LayerReport, Report, Status
 from lsuv_cli.tables import Column
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
-LEFT = (Status.SKIPPED, Status.EXCLUDED)
+LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)
 TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
-PLACES = {"initializer": "init", "constant": "const", "folded": "fold"}
+PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "external": "ext"}
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
 WIDE = 100  # columns of a terminal that has room for bars beside everything else

@@ -177,6 +177,8 @@ def _dtype_remedy(target: np.dtype[Any], dtype: np.dtype[Any]) -> str | None:
     """What to do about a type that cannot be cast to the input's; None if it can."""
     if dtype.kind in {"f": "fiub", "O": "USTO"}.get(target.kind, "iub"):
         return None
+    if dtype.name == "bfloat16" and target.kind == "f":  # numpy knows it only by way of ml_dtypes
+        return None
     if dtype.kind == "c":
         return "complex numbers do not fit, use a.real or numpy.abs(a)"
     name = {"O": "str", "b": "bool"}.get(target.kind, f"np.{target.name}")

@@ -74,14 +74,15 @@ def of_initialization(
             notes = [left.reason]
         elif not turns:
             status = Status.PLANNED if dry_run else Status.PRE_INITIALIZED
-        elif turn is None:
-            status = Status.OK
-            notes.append("scaled at the first use of its weight")
-        elif turn.status is not Status.OK:
+        elif turn is not None and turn.status is not Status.OK:
             status = turn.status
         else:
-            together = [x for x in users[layer.weight.base] if x.output in turns]
-            status = judge(pooled([verified[x.output] for x in together]), settings)
+            status = judge(verified.get(layer.output), settings)
+            if turn is None:
+                notes.append("scaled at the first use of its weight")
+            together = [verified[x.output] for x in users[layer.weight.base] if x.output in turns]
+            if tied and status is Status.OUTSIDE and judge(pooled(together), settings) is Status.OK:
+                status = Status.TIED
         if layer.output in prepared.keeps_bias and layer.output in wanted:
             notes.append("bias kept")
         before = given.get(layer.output)

@@ -14,11 +14,12 @@ SCHEMA = "lsuv-report/1"
 
 
 class Status(StrEnum):
-    """How a layer ended. All but the first five make the exit code 1."""
+    """How a layer ended. All but the first six make the exit code 1."""
 
     OK = "ok"  # within the tolerance, or as given where nothing was asked of it
     PLANNED = "planned"  # --dry-run
     PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
+    TIED = "tied"  # shares its weight, which has the right scale for all uses taken together or for an earlier one
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
     OUTSIDE = "outside"  # outside the tolerance
@@ -28,7 +29,7 @@ class Status(StrEnum):
     OVERFLOW = "overflow"  # the scaled weight does not fit its type
 
 
-FINE = frozenset({Status.OK, Status.PLANNED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
+FINE = frozenset({Status.OK, Status.PLANNED, Status.TIED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from lsuv_cli.cli import app
 
 HEAD = '<ir_version: 8, opset_import: ["" : 13]>'
 TEXT = "g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, v) }"
+WITHOUT = "g (float[N] x) => (float[N] y) { y = Relu(x) }"
 rng = np.random.default_rng(5)
 
 
@@ -137,7 +138,7 @@ MODELS = {
         "'w'",
     ),
     "a tensor of unknown type": (edited(lambda m: setattr(m.graph.initializer[0], "data_type", 77)), "w"),
-    "no layers": (lambda f: write(f, onnx.parser.parse_model(f"{HEAD} g (float[N] x) => (float[N] y) {{ y = Relu(x) }}")), "no layer"),
+    "no layers": (lambda f: write(f, onnx.parser.parse_model(f"{HEAD} {WITHOUT}")), "no layer"),
     "data file missing": (moved(lambda m, f: (f / "m.bin").unlink()), "m.bin"),
     "data file short": (moved(lambda m, f: (f / "m.bin").write_bytes(b"short")), "m.bin"),
     "data file empty": (moved(lambda m, f: (f / "m.bin").write_bytes(b"")), "m.bin"),

@@ -34,7 +34,7 @@ def test_a_siamese_pair_has_variance_1_on_average():
     assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3 and abs(found["y"] - 1) < 1e-3
     for name in ("a", "b"):
         line = entry(result, name)
-        assert line.status == "ok" and line.shared and "weight shared by 2 layers" in line.notes
+        assert line.status == "tied" and line.shared and "weight shared by 2 layers" in line.notes
         assert line.variance == pytest.approx(found[name], rel=1e-4)
     assert is_orthonormal(tensor(result.model, "w"))
     assert any("1 weight is shared by several layers" in w and "--tied untie" in w for w in result.report.warnings)

@@ -167,3 +167,10 @@ def test_integers_beside_floats_stay_integers():
     after = initialize(before, X).model
     assert near_one(variances(after, {"x": X}, ["h", "y"]))
     onnx.checker.check_model(after)
+
+
+def test_data_may_be_bfloat16_too():
+    before = model("g (float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", w=normal(8, 8))
+    x = normal(64, 8, seed=3).astype(ml_dtypes.bfloat16)
+    after = initialize(before, x).model
+    assert near_one(variances(after, {"x": x.astype(np.float32)}))
