@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
-    from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
+    from lsuv_cli.api import compare, initialize, inspect, measure
+    from lsuv_cli.job import Initialized
     from lsuv_cli.report import LayerReport, Report, Status
     from lsuv_cli.settings import Settings
 

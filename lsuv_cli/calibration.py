@@ -1,7 +1,7 @@
 """The user's data as batches that fit the model's inputs.
 
 1. Every input gets one array, found by name; a model with one input takes an array of any name or none.
-2. Rows are cut into batches of the model's fixed size, of the size asked for, or of about 1 MiB. What does
+2. Rows are cut into batches of the model's fixed size, of the size asked for, or of about 512 KiB. What does
    not fill a last batch of fixed size is left out with a warning.
 3. All inputs have the same number of samples. With `batch_size="all"` they need not: each file is fed whole.
 4. The files of a directory are joined along the batch axis if their samples have one shape; otherwise no
@@ -43,7 +43,7 @@ Batch = Mapping[str, Array]
 BatchSize = int | Literal["all"] | None
 Data = Array | Batch | Iterable[Array | Batch]
 
-BATCH_BYTES = 2**20
+BATCH_BYTES = 2**19  # with more, what the first layers of a network put out no longer fits a processor's cache
 LARGEST_AUTOMATIC_BATCH = 1024
 EMBEDDING = 128  # how much larger than an index is what it stands for
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
@@ -123,7 +123,7 @@ def from_arrays(
 
 
 def automatic_batch_size(bytes_per_sample: int) -> int:
-    """About 1 MiB of input per batch: a power of two from 1 to 1024."""
+    """About 512 KiB of input per batch: a power of two from 1 to 1024."""
     fitting = min(BATCH_BYTES // max(bytes_per_sample, 1), LARGEST_AUTOMATIC_BATCH)
     return 1 << (max(fitting, 1).bit_length() - 1)
 

@@ -653,22 +653,28 @@ def test_whole_feeds_each_file_in_one_run(tmp_path: Path) -> None:
     [
         (0, 1024),
         (4, 1024),
-        (1024, 1024),
-        (1025, 512),
-        (3 * 32 * 32 * 4, 64),
-        (2**20, 1),
-        (2**20 + 1, 1),
+        (512, 1024),
+        (513, 512),
+        (3 * 32 * 32 * 4, 32),
+        (2**19, 1),
+        (2**19 + 1, 1),
         (2**40, 1),
     ],
 )
-def test_the_automatic_batch_is_about_a_mebibyte(bytes_per_sample: int, size: int) -> None:
+def test_the_automatic_batch_is_about_half_a_mebibyte(bytes_per_sample: int, size: int) -> None:
     assert automatic_batch_size(bytes_per_sample) == size
 
 
 def test_the_largest_input_decides_the_automatic_batch() -> None:
     data = {"x": normal(100, 2), "data": normal(100, 2**12)}
     wide = InputSpec("data", "float32", ("N", 2**12))
-    assert lengths(from_arrays(data, [ROWS, wide])) == [64, 36]
+    assert lengths(from_arrays(data, [ROWS, wide])) == [32, 32, 32, 4]
+
+
+def test_an_index_counts_as_what_the_model_puts_in_its_place() -> None:
+    ids = InputSpec("ids", "int64", ("N", 128))
+    batches = from_arrays({"ids": np.zeros((10, 128), np.int64)}, [ids]).batches
+    assert [len(batch["ids"]) for batch in batches] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 10, 11, None, "all"])
