@@ -1,6 +1,6 @@
 """Faults while a run is under way: the input stays intact, the output is absent or complete and verified.
 
-LSUV_KILLS sets the number of killed runs (12 unless told; 100 and more were recorded in docs/trust.md).
+LSUV_KILLS sets the number of killed runs, 12 unless told.
 """
 
 import hashlib
