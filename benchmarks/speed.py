@@ -502,7 +502,8 @@ def targets(results: Results) -> list[tuple[str, float, float]]:
             case = cases.get(f"fitnet4-{activation}-{key}", {})
             if "seconds" in case.get("pypi", {}):
                 share = case["seconds"]["process"] / case["pypi"]["seconds"]
-                found.append((f"process / PyPI lsuv, fitnet4-{activation}-{key}", share, 1 / least))
+                bound = " (ended: at most)" if case["pypi"].get("ended") else ""
+                found.append((f"process / PyPI lsuv, fitnet4-{activation}-{key}{bound}", share, 1 / least))
     sweep = results["sweep"]
     if {"chain-80", "chain-160"} <= set(sweep):
         found.append(("160 layers / 80 layers", sweep["chain-160"]["ours"] / sweep["chain-80"]["ours"], 2.2))
@@ -519,7 +520,8 @@ def targets(results: Results) -> list[tuple[str, float, float]]:
 def target_table(results: Results) -> str:
     rows = [["target", "measured", "at most", ""]]
     rows += [
-        [what, f"{got:.3g}", f"{most:.3g}", "pass" if got <= most else "FAIL"] for what, got, most in targets(results)
+        [what, f"{got:.3g}", f"{most:.3g}", "pass" if got <= most else "open" if "at most" in what else "FAIL"]
+        for what, got, most in targets(results)
     ]
     return table(rows)
 
