@@ -45,6 +45,7 @@ Data = Array | Batch | Iterable[Array | Batch]
 
 BATCH_BYTES = 2**19  # with more, what the first layers of a network put out no longer fits a processor's cache
 LARGEST_AUTOMATIC_BATCH = 1024
+FEW, FEW_BYTES = 4, 2**22  # a few large samples together keep all threads busy
 EMBEDDING = 128  # how much larger than an index is what it stands for
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
 
@@ -123,8 +124,9 @@ def from_arrays(
 
 
 def automatic_batch_size(bytes_per_sample: int) -> int:
-    """About 512 KiB of input per batch: a power of two from 1 to 1024."""
-    fitting = min(BATCH_BYTES // max(bytes_per_sample, 1), LARGEST_AUTOMATIC_BATCH)
+    """About 512 KiB of input per batch, or a few samples up to 4 MiB: a power of two from 1 to 1024."""
+    sample = max(bytes_per_sample, 1)
+    fitting = max(min(BATCH_BYTES // sample, LARGEST_AUTOMATIC_BATCH), min(FEW_BYTES // sample, FEW))
     return 1 << (max(fitting, 1).bit_length() - 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import model, normal
+from helpers import model, normal, variances
 from lsuv_cli import algorithm, initialize, runtime
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
@@ -35,9 +35,9 @@ def chain(activation):
     )
 
 
-def residual():
-    """A sum around two convolutions, with batch normalization that was never trained."""
-    norm = {"scale": np.ones(16), "shift": np.zeros(16), "mean": np.zeros(16), "variance": np.ones(16)}
+def residual(factor=1.0, shift=0.0):
+    """A sum around two convolutions, with batch normalization that was never trained and only multiplies."""
+    norm = {"scale": np.full(16, factor), "shift": np.full(16, shift), "mean": np.zeros(16), "variance": np.ones(16)}
     return model(
         """x (float[N,3,8,8] x) => (y) {
             a = Conv <pads=[1,1,1,1]> (x, w0)  na = BatchNormalization(a, scale, shift, mean, variance) ra = Relu(na)
@@ -138,6 +138,15 @@ def test_before_takes_one_session_more(watched):
 def test_a_chain_of_relus_is_one_stage_and_one_of_tanhs_a_stage_per_layer():
     stages = {name: initialize(*GRAPHS[name], device="cpu").report.stages for name in ("relu", "tanh", "residual")}
     assert stages == {"relu": 1, "tanh": 4, "residual": 2}
+
+
+@pytest.mark.parametrize(("factor", "shift", "stages"), [(1.0, 0.0, 2), (0.5, 0.0, 2), (3.0, 0.0, 2), (0.5, 0.2, 4)])
+def test_batch_normalization_that_only_multiplies_needs_no_stage_and_is_accounted_for(factor, shift, stages):
+    done = initialize(residual(factor, shift), IMAGES, device="cpu", batch_size=4)
+    assert done.report.stages == stages
+    found = variances(done.model, {"x": IMAGES}, ["a", "b", "c", "y"])
+    np.testing.assert_allclose([found[name] for name in "abcy"], 1.0, atol=1e-3)
+    np.testing.assert_allclose([layer.variance for layer in done.report.layers], 1.0, atol=1e-3)
 
 
 def test_doubling_the_depth_doubles_the_work(watched):
