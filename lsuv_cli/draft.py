@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -53,14 +53,18 @@ class Draft:
             directory = self.output.absolute().parent
             try:
                 _remove_leftovers(directory)
-                self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=directory))
+                # Named before it is made, so that an interruption right between the two leaves nothing.
+                self.scratch = directory / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
+                self.scratch.mkdir(mode=0o700)
                 self._lock = (self.scratch / "lock").open("wb")
                 _lock(self._lock)
                 if self.file.has_external_data:
                     self._data = (self.scratch / self._data_name).open("w+b")
-            except OSError as problem:
+            except BaseException as problem:
                 self.__exit__(None, None, None)
-                raise _cannot_write(self.output, problem) from None
+                if isinstance(problem, OSError):
+                    raise _cannot_write(self.output, problem) from None
+                raise
         return self
 
     def __exit__(
