@@ -136,9 +136,7 @@ def scale_layers(
 ) -> dict[str, Turn]:
     """Go through the stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
 
-    def read(name: str) -> Array:
-        # A constant inside a function of the model is none of the draft's.
-        return draft.array(name) if draft.holds(name) else draft.file.array(graph.tensors[name])
+    read = draft.reader(graph.tensors)
 
     def run(retype: Mapping[int, int]) -> dict[str, Turn]:
         runner = Runner(graph, plan, batches, device, memory, read, retype, progress)

@@ -136,7 +136,9 @@ def init(
                 )
             if target == "-" and not dry_run:
                 assert done.model is not None
-                terminal.write_bytes(done.model.SerializeToString())
+                from lsuv_cli.draft import serialized
+
+                terminal.write_bytes(serialized(done.model))
             _tell(done.report, console, verbose=verbose)
             if picture is not None:
                 _draw({"": done.report}, picture)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -102,6 +102,10 @@ class Draft:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             return np.memmap(place.path, dtype, "r", place.offset, tuple(tensor.dims))
         return self.file.array(tensor)
+
+    def reader(self, tensors: Mapping[str, TensorProto]) -> Callable[[str], Array]:
+        """Reads a graph's tensors as they are now; those inside functions of the model are none of the draft's."""
+        return lambda name: self.array(name) if self.holds(name) else self.file.array(tensors[name])
 
     def store(self, name: str, array: Array) -> None:
         """Give a stored tensor other values (of its own shape and type)."""
@@ -209,7 +213,7 @@ class Draft:
         path = self.scratch / self.output.name
         try:
             with path.open("wb") as file:
-                file.write(_serialized(result))
+                file.write(serialized(result))
                 file.flush()
                 os.fsync(file.fileno())
             if self._data is not None:
@@ -218,10 +222,6 @@ class Draft:
         except OSError as problem:
             raise _cannot_write(self.output, problem) from None
         return load(path)
-
-    def to_bytes(self) -> bytes:
-        """The finished model as one string of bytes."""
-        return _serialized(self.file.proto)
 
     def publish(self) -> None:
         """Rename the finished file to its name."""
@@ -293,7 +293,8 @@ def _set_external(tensor: TensorProto, location: str, place: Range) -> None:
         tensor.external_data.add(key=key, value=str(value))
 
 
-def _serialized(model: onnx.ModelProto) -> bytes:
+def serialized(model: onnx.ModelProto) -> bytes:
+    """A model as one string of bytes, if it is not too large for that."""
     try:
         return model.SerializeToString()
     except Exception as problem:  # protobuf's EncodeError, or ValueError, by version

@@ -86,7 +86,7 @@ class Job:
             called = self._names() if carried is not None else {}
             prepared = preparation.prepare(draft, chosen)
             self.warnings += prepared.warnings
-            graph, read = prepared.graph, preparation.reader(draft, prepared.graph)
+            graph, read = prepared.graph, draft.reader(prepared.graph.tensors)
             multiplied = norms.multipliers(graph, prepared.found.layers, read)
             plan = stages.cut(graph, prepared.found.layers, prepared.keeps_bias, _bytes(graph), multiplied)
             turns: dict[str, Turn] = {}

@@ -5,7 +5,6 @@ All changes of structure happen here, before any number is computed; afterwards 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +34,6 @@ class Prepared:
     warnings: tuple[str, ...]
 
 
-def reader(draft: Draft, graph: Graph) -> Callable[[str], Array]:
-    """Reads a stored tensor as it is now."""
-    return lambda name: draft.array(name) if draft.holds(name) else draft.file.array(graph.tensors[name])
-
-
 def prepare(draft: Draft, settings: Settings) -> Prepared:
     """Settle who owns which tensor, zero biases and reset statistics as asked."""
     warnings: list[str] = []
@@ -60,13 +54,13 @@ def prepare(draft: Draft, settings: Settings) -> Prepared:
     graph, every, found = _look(draft, settings, decided.left_alone)
     warnings += _settle_norms(draft, graph, found, settings)
     graph, every, found = _look(draft, settings, decided.left_alone)
-    warnings += norms.training_mode(graph, reader(draft, graph))
+    warnings += norms.training_mode(graph, draft.reader(graph.tensors))
     return Prepared(graph, found, every, keeps_bias, decided.notes, tuple(warnings))
 
 
 def _look(draft: Draft, settings: Settings, left_alone: dict[str, str]) -> tuple[Graph, Found, Found]:
     graph = graphs.build(draft.file.proto)
-    every = layers.find(graph, reader(draft, graph))
+    every = layers.find(graph, draft.reader(graph.tensors))
     return graph, every, layers.leave(layers.choose(every, settings.include, settings.exclude), left_alone)
 
 
@@ -81,7 +75,7 @@ def _settle_biases(draft: Draft, graph: Graph, found: Found, settings: Settings)
         if not layer.bias.constant:
             kept.add(layer.output)
             continue
-        value = constants.evaluate(graph, reader(draft, graph), layer.bias.value)
+        value = constants.evaluate(graph, draft.reader(graph.tensors), layer.bias.value)
         if value is not None and not np.any(value):
             continue
         if value is None or settings.bias is Bias.KEEP:
@@ -103,7 +97,7 @@ def _settle_norms(draft: Draft, graph: Graph, found: Found, settings: Settings) 
     """Reset the statistics of BatchNormalization behind layers, or warn that they are those of the old weights."""
     wanted = norms.resets(graph, list(norms.behind(graph, found.layers)))
     names = {place: graph.nodes[place[0]].input[place[1]] for place in wanted}
-    found_values = {name: constants.evaluate(graph, reader(draft, graph), name) for name in names.values()}
+    found_values = {name: constants.evaluate(graph, draft.reader(graph.tensors), name) for name in names.values()}
     values = {name: value for name, value in found_values.items() if value is not None}
     wanted = {place: number for place, number in wanted.items() if names[place] in values}
     stale = {place[0] for place, number in wanted.items() if np.any(values[names[place]] != number)}
