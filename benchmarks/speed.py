@@ -50,7 +50,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "sample_models"))
 
 from build import build  # noqa: E402  it lies beside the models it builds
-
 from lsuv_cli import graph as graphs  # noqa: E402
 from lsuv_cli import initialize, layers, weights  # noqa: E402
 from lsuv_cli.modelfile import ModelFile, load  # noqa: E402
