@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lsuv_cli import guard, terminal
 from lsuv_cli import options as o
-from lsuv_cli import terminal
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.settings import Bias, PreInit, Tied
 from lsuv_cli.version import __version__
@@ -366,9 +365,20 @@ def _draw(reports: dict[str, Report], path: Path) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The `lsuv` command, as it is typed or with the given words."""
-    # A polite request to stop cleans up like Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    """The `lsuv` command as it is typed, or with the given words and in the caller's process."""
+    terminal.make_whole()
+    if args is None:
+        guard.run(_command, terminal.complain)
+    else:
+        _run(args)
+
+
+def _command() -> None:
+    guard.on_request(_interrupt)
+    _run(None)
+
+
+def _run(args: Sequence[str] | None) -> None:
     try:
         code = app(args, prog_name="lsuv", standalone_mode=False)
     except Exception as problem:
@@ -383,4 +393,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
+    """A polite request to stop cleans up. Once is enough: a second one must not interrupt that."""
+    guard.on_request(lambda number, frame: None)
     raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Listener = Callable[[str, int, int], None]
+LONGEST = 800  # characters of a complaint
+
+
+def make_whole() -> None:
+    """A process may be started without some standard stream (`2>&-`): what is written there then goes nowhere."""
+    for name in ("stdin", "stdout", "stderr"):  # in this order each gets its own number back
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115  it lives as long as the process
+            setattr(sys, name, stream)
 
 
 def console(*, stderr: bool = True, quiet: bool = False) -> Console:
@@ -71,9 +81,12 @@ def read_bytes() -> bytes:
 
 
 def complain(text: str) -> None:
-    """One line on stderr."""
+    """One line on stderr, of a length that can be read, whatever names a file has in it."""
+    line = " ".join(text.split())
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST * 2 // 3]} ... {line[-LONGEST // 4 :]}"
     try:
-        sys.stderr.write(f"lsuv: {' '.join(text.split())}\n")
+        sys.stderr.write(f"lsuv: {line}\n")
         sys.stderr.flush()
     except BrokenPipeError:
         _hush(sys.stderr)

@@ -1,0 +1,117 @@
+"""A child process for the work: whatever native code does to it, a person gets one line and nothing is left behind.
+
+onnxruntime runs other people's graphs, and a defect in one of its operators can end the process at any instruction.
+So the command forks before anything heavy is imported. The child does the work. The parent waits, passes on requests
+to stop, and if the child dies by a signal removes what the child had announced as temporary. Windows has no fork:
+there the work is done in the only process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from lsuv_cli.errors import ExitCode
+
+BOARD_BYTES = 1 << 15
+PR_SET_PDEATHSIG = 1
+POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")]
+
+_board: mmap.mmap | None = None  # memory that parent and child share: the paths of what is temporary
+_temporary: list[str] = []
+
+
+def announce(path: Path) -> None:
+    """From now on this file or directory has to go if the process dies."""
+    _temporary.append(os.fspath(path.absolute()))
+    _post()
+
+
+def withdraw(path: Path) -> None:
+    """It is gone, or has become what was asked for."""
+    with contextlib.suppress(ValueError):
+        _temporary.remove(os.fspath(path.absolute()))
+    _post()
+
+
+def _post() -> None:
+    text = b"\0".join(map(os.fsencode, _temporary))
+    if _board is not None and len(text) <= BOARD_BYTES:
+        _board[:] = text.ljust(BOARD_BYTES, b"\0")
+
+
+def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
+    """Run a command that ends by SystemExit, in a process of its own where that can be had."""
+    global _board
+    if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
+        command()
+        return
+    _board = mmap.mmap(-1, BOARD_BYTES)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _die_with(parent)
+        _own_stderr()
+        command()
+        return
+
+    def pass_on(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    on_request(pass_on)
+    _, status = os.waitpid(child, 0)
+    sys.exit(_verdict(status, _board, complain))
+
+
+def on_request(handler: Callable[[int, object], None]) -> None:
+    """Handle polite requests to stop, but for those that whoever started us wants to be ignored (nohup)."""
+    for number in POLITE:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _die_with(parent: int) -> None:
+    """Let the system kill this process when its parent is killed, where it can (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before it could be said
+            os._exit(int(ExitCode.INTERRUPTED))
+
+
+def _own_stderr() -> None:
+    """Keep stderr for Python: what native code prints while it dies would hide the line that explains it."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    sys.stderr = os.fdopen(kept, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+
+
+def _verdict(status: int, board: mmap.mmap, complain: Callable[[str], None]) -> int:
+    """The exit code for what became of the child, and one line if it was not its own decision."""
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
+    for path in (Path(os.fsdecode(name)) for name in board[:].split(b"\0") if name):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    number = os.WTERMSIG(status)
+    if number not in (*CRASHES, signal.SIGKILL):
+        return 128 + number
+    if number == signal.SIGKILL:
+        what = "was killed, perhaps because memory ran out (then a smaller --batch-size, --limit or --memory helps)"
+    else:
+        what = f"crashed inside a native library, most likely onnxruntime on this model ({signal.strsignal(number)})"
+    complain(f"the run {what}; the input is untouched, and no half-written file is left")
+    return int(ExitCode.BAD_REQUEST)
