@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TypeProto, helper
 
-from lsuv_cli import precision, weights
+from lsuv_cli import estimate, precision, weights
 from lsuv_cli.assembly import Assembler
+from lsuv_cli.constants import numpy_type
+from lsuv_cli.datafiles import available_memory
 from lsuv_cli.draft import Draft
 from lsuv_cli.graph import Graph
 from lsuv_cli.layers import Layer, by_tensor
@@ -71,6 +73,7 @@ class Runner:
         self.frontier = Frontier(self.device, self.memory)
         self.assembler = Assembler(self.graph, self.plan, self.stored, self.retype, self.units)
         self.scales: dict[str, float] = {}  # of what each layer passes on, relative to the weight that ran
+        self.sizes: dict[str, int] | None = None  # of all values for the first batch, as far as they can be known
 
     def measure(self, index: int, running: Mapping[str, Array]) -> list[Moments]:
         """Run a stage with the given weights; what its layers put out, as if all layers before it were scaled."""
@@ -92,6 +95,8 @@ class Runner:
         sums = [Accumulator(probe) for probe in session.model.probes]
         total = len(self.plan.stages) * len(self.batches)
         for number, batch in enumerate(self.batches):
+            if number == 0:
+                self._foresee(stage, batch)
             values = {name: self._value(session, number, batch, name) for name in stage.inputs}
             kept, found = session.run(values)
             for accumulator, numbers in zip(sums, found, strict=True):
@@ -101,6 +106,14 @@ class Runner:
             if number == 0 and any(not s.result().trusted for s in sums):
                 break  # no need to go through the rest before measuring exactly
         return [accumulator.result() for accumulator in sums]
+
+    def _foresee(self, stage: Stage, batch: Mapping[str, Array]) -> None:
+        """Refuse before it runs what cannot fit."""
+        if self.sizes is None:
+            self.sizes = estimate.value_bytes(self.graph, batch, self.stored)
+        if self.device.kind == "cpu":
+            estimate.check_batch(stage, self.sizes, batch, available_memory())
+        estimate.check_waiting(stage, self.sizes, len(self.batches), self.frontier.bytes, self.memory)
 
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
         waiting = [name for name in stage.inputs if name not in self.graph.inputs]
@@ -173,18 +186,16 @@ def _scale_stage(
         measured = [_times(found[layer.output], factor) for layer, factor in zip(users, owed, strict=True)]
         scale, status = solve(pooled(measured), target)
         given = factors[base]
-        final = _cast(running[base], scale, users[0].weight.dtype) if status is Status.OK else None
-        if any(x.weight.cast and _cast(running[base], scale, x.weight.cast) is None for x in users):
-            final = None  # it fits where it is stored, but not through the Cast behind
-        if status is Status.OK and final is None:
+        dtype = users[0].weight.dtype
+        # It has to fit where it is stored, and through a Cast behind.
+        types = {dtype, *(x.weight.cast for x in users if x.weight.cast)}
+        if status is Status.OK and not all(_fits(running[base], scale, kind) for kind in types):
             status = Status.OVERFLOW
-        if final is None:
+        if status is not Status.OK:
             scale = 1.0 / given
-            # A weight that is kept is as it was already, to the last bit.
-            if pre_init is not PreInit.KEEP:
-                final = _cast(running[base], scale, users[0].weight.dtype)
-        if final is not None:
-            draft.store(base, final)
+        # A weight that is kept and cannot be scaled is as it was already, to the last bit.
+        if (status is Status.OK or pre_init is not PreInit.KEEP) and _fits(running[base], scale, dtype):
+            draft.store(base, _scaled(running[base], scale).astype(numpy_type(dtype), copy=False))
         for layer, moments in zip(users, measured, strict=True):
             runner.scales[layer.output] = scale * plan.multiplied.get(layer.output, 1.0)
             own = moments.variance / given**2 if math.isfinite(moments.variance) else moments.variance
@@ -257,22 +268,21 @@ def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int, li
     if not linear or not math.isfinite(factor):
         return array, 1.0
     if factor < 1e30:
-        return array * array.dtype.type(factor), factor
+        return _scaled(array, factor), factor
     largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
     return array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor
 
 
-def _cast(array: Array, scale: float, dtype: str) -> Array | None:
-    """The scaled weight in its stored type; None if it does not fit."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled = array * array.dtype.type(scale)
-        if dtype in {"float16", "bfloat16"}:
-            import ml_dtypes
+def _scaled(array: Array, scale: float) -> Array:
+    """A weight times a number: in place where it is our own, as new memory takes longer than the product."""
+    return np.multiply(array, array.dtype.type(scale), out=array if array.flags.writeable else None)
 
-            scaled = scaled.astype(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
-        elif dtype == "float64":
-            scaled = scaled.astype(np.float64)
-    return scaled if bool(np.isfinite(scaled).all()) else None
+
+def _fits(array: Array, scale: float, dtype: str) -> bool:
+    """Whether a weight times a number is finite in a type. Its extremes tell."""
+    extremes = np.array([array.min(initial=0), array.max(initial=0)], array.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite((extremes * array.dtype.type(scale)).astype(numpy_type(dtype))).all())
 
 
 def verify(

@@ -5,16 +5,17 @@ The command line is a thin shell over them.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from lsuv_cli import carry
+from lsuv_cli import carry, runtime
 from lsuv_cli.calibration import Data
-from lsuv_cli.errors import LsuvError
+from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.job import Initialized, Job, Listener
 from lsuv_cli.modelfile import ModelFile, load
 from lsuv_cli.report import Report
@@ -45,21 +46,24 @@ def initialize(
     written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. The other
     arguments are the fields of `Settings`.
     """
-    job = Job(load(model), Settings.of(settings), data, listen)
-    carried = carry.check(weights, force) if weights is not None else None
-    return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
+    with _opened(model) as file:
+        job = Job(file, Settings.of(settings), data, listen)
+        carried = carry.check(weights, force) if weights is not None else None
+        return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
 
 
 def measure(model: Model, data: Data | Sequence[str], *, listen: Listener = _silent, **settings: Any) -> Report:
     """The variance of every layer's output in a model as it stands."""
-    return Job(load(model), Settings.of(settings), data, listen).look("measure")
+    with _opened(model) as file:
+        return Job(file, Settings.of(settings), data, listen).look("measure")
 
 
 def inspect(
     model: Model, data: Data | Sequence[str] | None = None, *, listen: Listener = _silent, **settings: Any
 ) -> Report:
     """The layers of a model and where their weights live; with data, what they put out."""
-    return Job(load(model), Settings.of(settings), data, listen).look("inspect")
+    with _opened(model) as file:
+        return Job(file, Settings.of(settings), data, listen).look("inspect")
 
 
 def compare(
@@ -80,18 +84,33 @@ def compare(
         raise LsuvError(f"--inits {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
     if not isinstance(data, Mapping | Sequence) and not hasattr(data, "__array__"):
         data = list(data)  # gone through once for each initialization
-    file = load(model)
     reports = {}
-    for name in dict.fromkeys(inits):
-        chosen = {**settings, "rescale": name == "lsuv"}
-        if name == PreInit.KEEP:
-            reports[name] = measure(model, data, listen=listen, **settings)
-            continue
-        if name != "lsuv":
-            chosen["pre_init"] = name
-        job = Job(ModelFile(_copied(file.proto), file.directory, file.name), Settings.of(chosen), data, listen)
-        reports[name] = job.initialize(None, None, False, False).report
+    with _opened(model) as file:
+        for name in dict.fromkeys(inits):
+            chosen = {**settings, "rescale": name == "lsuv"}
+            if name == PreInit.KEEP:
+                reports[name] = measure(model, data, listen=listen, **settings)
+                continue
+            if name != "lsuv":
+                chosen["pre_init"] = name
+            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), Settings.of(chosen), data, listen)
+            reports[name] = job.initialize(None, None, False, False).report
     return reports
+
+
+@contextlib.contextmanager
+def _opened(model: Model) -> Iterator[ModelFile]:
+    """A model to work on. What goes wrong unforeseen is blamed on it, if onnxruntime does not take it either."""
+    file = load(model)
+    try:
+        yield file
+    except (LsuvError, MemoryError):
+        raise
+    except Exception as problem:
+        given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        if reason := runtime.refusal(given if isinstance(given, bytes) else os.fspath(given)):
+            raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
+        raise
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:

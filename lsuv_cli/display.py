@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lsuv_cli import tables
+from lsuv_cli.estimate import amount
 from lsuv_cli.report import FINE, LayerReport, Report, Status
 from lsuv_cli.tables import Column
 
@@ -132,7 +133,10 @@ def summary(report: Report) -> Text:
     text = Text(", ".join([*good, *left, *bad]) or "no layers", style="bold red" if bad else "bold")
     text.append(f" ({_facts(report)})", style="not bold")
     if report.memory:
-        expected = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in report.memory.items())
+        expected = ", ".join(
+            f"{name.replace('_', ' ')} {'unknown' if size is None else amount(size)}"
+            for name, size in report.memory.items()
+        )
         text.append(f"\nmemory expected: {expected}", style="not bold")
     return text
 
@@ -249,13 +253,3 @@ def _number(value: float | None) -> str:
 def _distance(variance: float | None, target: float) -> float:
     decades = _decades(variance, target)
     return math.inf if math.isnan(decades) else abs(decades)
-
-
-def _size(size: float | None) -> str:
-    if size is None:
-        return "unknown"
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

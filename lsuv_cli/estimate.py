@@ -1,8 +1,13 @@
-"""How much memory a plan will take, from shapes alone. Where onnx cannot infer a shape, the answer is "unknown"."""
+"""How much memory a plan will take, from shapes alone, so that too much is refused before a stage runs.
+
+Where onnx cannot infer a shape, the answer is "unknown", and nothing is refused.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +15,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from lsuv_cli.errors import LsuvError
 from lsuv_cli.graph import Graph
-from lsuv_cli.stages import Plan
+from lsuv_cli.stages import Plan, Stage
 
 Array = NDArray[Any]
 SMALL = 1024  # bytes; constants up to this size may be shapes, which inference has to see
@@ -34,7 +40,7 @@ def between_stages(
         return 0
     if not batches:
         return None
-    sizes = _value_bytes(graph, batches[0], read)
+    sizes = value_bytes(graph, batches[0], read)
     waiting: set[str] = set()
     most = 0
     for index, stage in enumerate(plan.stages):
@@ -47,7 +53,48 @@ def between_stages(
     return most * len(batches)
 
 
-def _value_bytes(graph: Graph, batch: Mapping[str, Array], read: Callable[[str], Array]) -> dict[str, int]:
+def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Array], available: int) -> None:
+    """Refuse a batch that cannot fit: a layer's input and output are in memory at the same time, if nothing else."""
+    makers = {step.makes[0]: step for step in stage.steps if step.makes}
+    needs = {
+        layer.name: sum(sizes.get(name, 0) for name in (*makers[layer.output].reads, layer.output))
+        for layer in stage.layers
+        if layer.output in makers
+    }
+    name = max(needs, key=lambda name: needs[name], default="")
+    if not name or needs[name] <= available:
+        return
+    samples = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+    fitting = max(1, int(samples * available / needs[name] / 2))  # half, because a bare fit is none
+    way_out = f"use --batch-size {fitting}" if samples > 1 else "it takes a machine with more memory"
+    raise LsuvError(
+        f"a batch of {samples} needs at least {amount(needs[name])} of memory in layer {name}, and "
+        f"{amount(available)} is free; {way_out}"
+    )
+
+
+def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting: int, budget: int) -> None:
+    """Refuse to let more values wait between stages than memory and the temporary directory have room for."""
+    more = sum(sizes.get(name, 0) for name in stage.outputs) * batches
+    place = tempfile.gettempdir()
+    to_file, free = min(more, waiting + more - budget), shutil.disk_usage(place).free
+    if to_file > free:
+        raise LsuvError(
+            f"values of {amount(to_file)} have to wait in a file between stages, and {place} has {amount(free)} "
+            "free; use --limit for fewer samples, a larger --memory, or another directory (TMPDIR)"
+        )
+
+
+def amount(size: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def value_bytes(graph: Graph, batch: Mapping[str, Array], read: Callable[[str], Array]) -> dict[str, int]:
     """The size of every value whose shape onnx can infer when the model is fed one batch."""
     inputs = [
         helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, batch[name].shape)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 from lsuv_cli.assembly import StageModel
-from lsuv_cli.errors import DeviceError, ModelError
+from lsuv_cli.errors import DeviceError, ModelError, OutputError
 
 Array = NDArray[Any]
 
@@ -121,6 +121,18 @@ def _is_installed(name: str) -> bool:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return bool(importlib.metadata.version(name))
     return False
+
+
+def refusal(model: str | bytes) -> str:
+    """Why onnxruntime does not take a model as it is; empty if it does."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        ort.InferenceSession(model, options, providers=[CPU])
+    except Exception as problem:
+        return _one_line(problem)
+    return ""
 
 
 class Session:
@@ -274,8 +286,14 @@ class Frontier:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="lsuv-")  # noqa: SIM115  it lives as long as the frontier
         array = np.ascontiguousarray(value.numpy())
-        self._file.seek(self._end)
-        self._file.write(array.reshape(-1).view(np.uint8).data)
+        try:
+            self._file.seek(self._end)
+            self._file.write(array.reshape(-1).view(np.uint8).data)
+        except OSError as problem:
+            raise OutputError(
+                f"values cannot wait in a temporary file: {problem.strerror}; use --limit for fewer samples, a "
+                "larger --memory, or another directory (TMPDIR)"
+            ) from None
         place = Spilled(self._end, array.shape, array.dtype)
         self._end += array.nbytes
         self.spilled += array.nbytes

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from helpers import model, normal, variances
-from lsuv_cli import algorithm, initialize, runtime
+from lsuv_cli import algorithm, estimate, initialize, runtime
+from lsuv_cli.errors import LsuvError
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
 PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -227,3 +229,26 @@ def test_help_and_completion_import_nothing_heavy(words, environment, expected):
     )
     assert expected in done.stdout
     assert "loaded: []" in done.stdout, done.stdout
+
+
+# What is refused before it runs
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
+    net = model("x (float[N,16] x) => (y) { a = MatMul(x, w) t = Tanh(a) y = MatMul(t, v) }",
+                w=normal(16, 4096), v=normal(4096, 16))  # fmt: skip
+    data = normal(1000, 16)
+    monkeypatch.setattr(algorithm, "available_memory", lambda: 10_000_000)
+    # The second layer's input alone takes 1000 x 4096 x 4 bytes = 16 MB.
+    with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*--batch-size 305"):
+        initialize(net, data, device="cpu", batch_size=1000)
+    report = initialize(net, data, device="cpu", batch_size=305).report
+    assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
+
+
+def test_values_that_find_no_room_between_stages_are_refused_before_they_are_made(monkeypatch):
+    graph, data = GRAPHS["tanh"]
+    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(LsuvError, match=r"have to wait in a file .*--limit .*--memory.*TMPDIR"):
+        initialize(graph, data, device="cpu", memory=1)
+    assert initialize(graph, data, device="cpu").report.exit_code == 0
