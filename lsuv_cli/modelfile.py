@@ -103,16 +103,18 @@ class ModelFile:
         location = keys.get("location", "")
         if self.directory is None:
             raise wrong("cannot be found", "give the model as a file beside its data, not as a stream")
-        if not location or "\0" in location:
+        if not location or not isinstance(location, str) or "\0" in location:  # bytes, if it is not UTF-8
             raise wrong("names no file", "export the model again")
         relative = Path(location.replace("\\", "/"))
         if relative.is_absolute() or ".." in relative.parts or relative.drive:
             raise wrong(f"lies outside the model's directory ({location})", "move it beside the model")
         path = self.directory / relative
-        for part in [path, *path.parents][: len(relative.parts)]:
-            if part.is_symlink():
-                raise wrong(f"is behind a symbolic link ({part})", "copy model and data with cp -L and use the copy")
         try:
+            for part in [path, *path.parents][: len(relative.parts)]:
+                if part.is_symlink():
+                    raise wrong(
+                        f"is behind a symbolic link ({part})", "copy model and data with cp -L and use the copy"
+                    )
             status = path.stat()
         except OSError as problem:
             raise wrong(f"cannot be read ({path}: {problem.strerror})", "keep it beside the model") from None
