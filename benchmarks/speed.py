@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -274,6 +275,55 @@ def run_sweep(bench: Bench, depths: Sequence[int], quick: bool) -> None:
             found[peer] = peer_seconds(peer, *bench.files(case), bench)
             say(f"  {peer}: {seconds_text(found[peer])}")
             bench.save()
+
+
+def profile(bench: Bench, case: Case) -> str:
+    """Seconds by operator, as onnxruntime's own profiler has them, in passes that find their memory already touched."""
+    model, data = bench.files(case)
+    array = np.load(data)
+    started = initialize(str(model), array, threads=bench.threads, device="cpu", pre_init="keep").model
+    assert started is not None
+    plain = started.SerializeToString()
+    batch = Forward(plain, array, bench.threads).batch
+    with recorded(bench.work) as sessions:
+        run_all(plain_session(plain, bench.threads), array, batch)
+        report = initialize(str(model), array, threads=bench.threads, device="cpu", pre_init="keep").report
+        spent = [kernel_seconds(session) for session in sessions]
+    columns = {"forward": spent[0], "calibration": sum(spent[1:-1], Counter()), "verification": spent[-1]}
+    operators = sorted({op for column in columns.values() for op in column}, key=lambda op: -columns["calibration"][op])
+    rows = [[op, *(f"{column[op]:.3f}" for column in columns.values())] for op in operators]
+    rows = [row for row in rows if any(float(cell) >= 0.005 for cell in row[1:])]
+    rows.append(["all operators", *(f"{sum(column.values()):.3f}" for column in columns.values())])
+    rows.append(["in all", "", *(f"{report.seconds[key]:.3f}" for key in ("calibration", "verification"))])
+    return table([["operator", *columns], *rows])
+
+
+@contextmanager
+def recorded(work: Path) -> Iterator[list[ort.InferenceSession]]:
+    """Let every session that is made meanwhile keep a profile."""
+    made: list[ort.InferenceSession] = []
+    plain = ort.InferenceSession
+
+    class Recorded(plain):  # type: ignore[misc]
+        def __init__(self, model: bytes, options: ort.SessionOptions, **more: Any) -> None:
+            options.enable_profiling, options.profile_file_prefix = True, str(work / "profile")
+            super().__init__(model, options, **more)
+            made.append(self)
+
+    ort.InferenceSession = Recorded
+    try:
+        yield made
+    finally:
+        ort.InferenceSession = plain
+
+
+def kernel_seconds(session: ort.InferenceSession) -> Counter[str]:
+    events = json.loads(Path(session.end_profiling()).read_text())
+    spent: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            spent[event["args"]["op_name"]] += event["dur"] / 1e6
+    return spent
 
 
 def run_help(bench: Bench) -> None:
@@ -622,6 +672,7 @@ def main() -> None:
     parser.add_argument("--cap", type=float, default=600, help="seconds after which a peer is ended")
     parser.add_argument("--threads", type=int, default=available_threads())
     parser.add_argument("--output", type=Path, default=HERE / "speed.json", help="the JSON; the plot lies beside it")
+    parser.add_argument("--profile", choices=names, help="show where the time goes in one network, and nothing else")
     parser.add_argument("--show", action="store_true", help="measure nothing, show what the JSON has")
     asked = parser.parse_args()
     empty: Results = {"machine": machine(asked.threads), "cases": {}, "matrices": {}, "sweep": {}}
@@ -631,6 +682,9 @@ def main() -> None:
     no_peers = asked.quick or asked.no_peers
     with tempfile.TemporaryDirectory(prefix="lsuv-speed-") as directory:
         bench = Bench(asked.threads, asked.repeats, asked.cap, asked.output, Path(directory), results)
+        if asked.profile:
+            print(profile(bench, next(case for case in CASES if case.key == asked.profile)))
+            return
         for what in () if asked.show else wanted:
             known = asked.resume and (results["cases"].get(what, {}).get("memory") or results.get(what))
             case = next((case for case in CASES if case.key == what), None)

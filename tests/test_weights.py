@@ -259,3 +259,14 @@ def test_small_matrices_leave_blas_one_thread_and_then_give_the_others_back(
         orthonormal((1, 100, 100), stream(0, "w"))
         assert blas_threads() == before
     assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8191, 8192, 8193, 50_000])
+def test_moments_of_a_weight_count_every_entry_once(size: int) -> None:
+    # No two entries have the same share, so that a lost or doubled one shows.
+    array = np.random.default_rng(size).standard_normal(size).astype(np.float32) + np.arange(size, dtype=np.float32)
+    wide = array.astype(np.float64)
+    expected = (wide.mean(), (wide**2).mean()) if size else (0.0, 0.0)
+    assert weights.mean_and_square(array) == pytest.approx(expected, rel=1e-12)
+    if size == 50_000:
+        assert weights.mean_and_square(array.reshape(5, 100, 100)) == pytest.approx(expected, rel=1e-12)
