@@ -306,7 +306,7 @@ def recorded(work: Path) -> Iterator[list[ort.InferenceSession]]:
 
     class Recorded(plain):  # type: ignore[misc]
         def __init__(self, model: bytes, options: ort.SessionOptions, **more: Any) -> None:
-            options.enable_profiling, options.profile_file_prefix = True, str(work / "profile")
+            options.enable_profiling, options.profile_file_prefix = True, str(work / f"profile{len(made)}")
             super().__init__(model, options, **more)
             made.append(self)
 

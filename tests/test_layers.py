@@ -210,7 +210,7 @@ def test_a_bias_that_an_add_puts_behind_a_matmul(order, shape):
     before = model(
         f"g (float[N,5,8] x) => (float[N,5,12] y) {{ h = MatMul(x, w) y = Add({order}) }}",
         w=normal(8, 12),
-        b=0.5 * np.asarray(normal(*shape, seed=2)),
+        b=np.float32(0.5) * normal(*shape, seed=2),
     )
     x = normal(16, 5, 8, seed=1)
     zeroed = initialize(before, x).model

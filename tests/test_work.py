@@ -96,7 +96,8 @@ class Watched:
 
         def opened(proto, options, **more):
             options.enable_profiling = True
-            options.profile_file_prefix = str(directory / "profile")
+            # Some versions name two profiles of one second alike.
+            options.profile_file_prefix = str(directory / f"profile{len(self.sessions)}")
             self.sessions.append(real(proto, options, **more))
             return self.sessions[-1]
 
