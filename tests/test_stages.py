@@ -8,7 +8,9 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from helpers import entry, model, near_one, normal, tensor, unchanged_but, variances
-from lsuv_cli import initialize
+from lsuv_cli import graph as graphs
+from lsuv_cli import initialize, layers
+from lsuv_cli.stages import segments
 
 X = normal(64, 8, seed=1)
 
@@ -221,3 +223,18 @@ def test_a_dead_layer_in_the_middle_of_a_chain():
     found = variances(result.model, {"x": X}, ["a", "b", "y"])
     assert found["b"] == 0 and near_one({"a": found["a"], "y": found["y"]})
     assert unchanged_but(before, result.model, "wa", "wy")
+
+
+def test_what_happens_to_the_input_takes_no_stage_of_its_own():
+    text = "g (float[N,8] x) => (y) { r = Tanh(x) a = MatMul(x, A) b = MatMul(r, B) y = Add(a, b) }"
+    assert agrees(text, [("A", "a"), ("B", "b")], **squares("AB")) == 1
+
+
+@pytest.mark.parametrize(("limit", "pieces"), [(1, [1, 1, 1, 1, 1]), (256, [1] * 5), (512, [2, 2, 1]), (10**6, [5])])
+def test_a_large_model_is_verified_in_pieces_that_keep_to_the_limit(limit, pieces):
+    text, _, weights = chain("Relu", 5)
+    graph = graphs.build(model(text, **weights))
+    found = layers.find(graph, lambda name: weights[name]).layers
+    plan = segments(graph, found, dict.fromkeys(weights, 256), limit)
+    assert [len(stage.layers) for stage in plan.stages] == pieces
+    assert [layer.weight.base for stage in plan.stages for layer in stage.layers] == list(weights)

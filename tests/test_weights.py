@@ -270,3 +270,13 @@ def test_moments_of_a_weight_count_every_entry_once(size: int) -> None:
     assert weights.mean_and_square(array) == pytest.approx(expected, rel=1e-12)
     if size == 50_000:
         assert weights.mean_and_square(array.reshape(5, 100, 100)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1000, 1100])
+def test_what_a_seed_gives_is_settled(size: int) -> None:
+    # Up to 2**20 numbers come from the weight's own stream, more of them from streams spawned for each 2**20.
+    rng, count = stream(5, "w"), size * 1000
+    drawn = [rng] if count <= 2**20 else rng.spawn(-(-count // 2**20))
+    pieces = [piece.standard_normal(min(2**20, count - 2**20 * k), np.float32) for k, piece in enumerate(drawn)]
+    found = pre_initialize(PreInit.GAUSSIAN, (1, size, 1000), stream(5, "w"))
+    assert np.array_equal(found.ravel(), np.concatenate(pieces))
