@@ -599,7 +599,7 @@ def plot(results: Results, path: Path) -> None:
     left.set_yscale("log")
     left.set_ylabel("seconds")
     left.set_xticks(range(len(cases)), list(cases), rotation=30, ha="right")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     sweep = results["sweep"]
     depths = [int(key.split("-")[1]) for key in sweep]
     names = {"forward": "forward pass", "ours": "lsuv init, whole process", "pypi": "PyPI lsuv", "naive": "naive ONNX"}
