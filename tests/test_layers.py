@@ -204,6 +204,17 @@ def test_matmul(text, x, w, split):
     assert unchanged_but(before, after, "w")
 
 
+@pytest.mark.parametrize(("shape", "is_bias"), [((1, 1, 1, 12), True), ((1, 1, 1, 1), True), ((1, 1, 5, 12), False)])
+def test_a_bias_has_at_most_as_many_axes_as_the_output(shape, is_bias):
+    before = model(
+        "g (float[N,2,5,8] x) => (y) { h = MatMul(x, w) y = Add(h, b) }", w=normal(8, 12), b=normal(*shape, seed=2)
+    )
+    x = normal(16, 2, 5, 8, seed=1)
+    after = initialize(before, x).model
+    assert tensor(after, "b").any() != is_bias
+    assert near_one(variances(after, {"x": x}, ["y" if is_bias else "h"]))
+
+
 @pytest.mark.parametrize("order", ["h, b", "b, h"])
 @pytest.mark.parametrize("shape", [(12,), (1, 12), (1,), (), (1, 1, 12)], ids=str)
 def test_a_bias_that_an_add_puts_behind_a_matmul(order, shape):

@@ -84,6 +84,12 @@ def test_a_constant_node_of_one_float():
     assert abs(abs(float(tensor(after, "c"))) - 1 / x.astype(np.float64).std()) < 1e-3
 
 
+def test_a_weight_that_lies_where_one_expects_it_needs_no_note():
+    text = "g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, v) t = Relu(a) y = MatMul(t, w) }"
+    report = initialize(model(text, v=normal(8, 8), w=normal(8, 8, seed=1)), X).report
+    assert [layer.notes for layer in report.layers] == [(), ()]
+
+
 @pytest.mark.parametrize("ir", [3, 9])
 def test_a_constant_of_shape_is_folded(ir):
     before = dense("w = ConstantOfShape<value=float[1] {0.5}>(s)", opset=9, ir=ir, s=np.array([8, 4]))
