@@ -275,7 +275,8 @@ def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int, li
 
 def _scaled(array: Array, scale: float) -> Array:
     """A weight times a number: in place where it is our own, as new memory takes longer than the product."""
-    return np.multiply(array, array.dtype.type(scale), out=array if array.flags.writeable else None)
+    scaled: Array = np.multiply(array, array.dtype.type(scale), out=array if array.flags.writeable else None)
+    return scaled
 
 
 def _fits(array: Array, scale: float, dtype: str) -> bool:
