@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -373,6 +374,10 @@ def main(args: Sequence[str] | None = None) -> None:
         _run(args)
 
 
+ONE_REQUEST = 2.0  # seconds; a terminal sends it to all processes, and the parent passes it on as well
+_last_request = -ONE_REQUEST
+
+
 def _command() -> None:
     guard.on_request(_interrupt)
     _run(None)
@@ -393,6 +398,9 @@ def _run(args: Sequence[str] | None) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """A polite request to stop cleans up. Once is enough: a second one must not interrupt that."""
-    guard.on_request(lambda number, frame: None)
-    raise KeyboardInterrupt
+    """A polite request to stop cleans up. One that comes twice at once must not interrupt that; a later one counts."""
+    global _last_request
+    now = time.monotonic()
+    if now - _last_request > ONE_REQUEST:
+        _last_request = now
+        raise KeyboardInterrupt

@@ -2,7 +2,7 @@
 
 onnxruntime runs other people's graphs, and a defect in one of its operators can end the process at any instruction.
 So the command forks before anything heavy is imported. The child does the work. The parent waits, passes on requests
-to stop, and if the child dies by a signal removes what the child had announced as temporary. Windows has no fork:
+to stop, and removes what the child had announced as temporary and did not come to remove. Windows has no fork:
 there the work is done in the only process.
 """
 
@@ -64,11 +64,22 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
 
     def pass_on(number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
+            _send(child, number)
 
     on_request(pass_on)
     _, status = os.waitpid(child, 0)
     sys.exit(_verdict(status, _board, complain))
+
+
+def _send(process: int, number: int) -> None:
+    """Send a signal to a process's main thread, the only one in which Python handles it, or at least to the process."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(AttributeError):  # an old C library
+            if ctypes.CDLL(None).tgkill(process, process, number) == 0:
+                return
+    os.kill(process, number)
 
 
 def on_request(handler: Callable[[int, object], None]) -> None:
@@ -99,13 +110,13 @@ def _own_stderr() -> None:
 
 def _verdict(status: int, board: mmap.mmap, complain: Callable[[str], None]) -> int:
     """The exit code for what became of the child, and one line if it was not its own decision."""
-    if os.WIFEXITED(status):
-        return os.WEXITSTATUS(status)
     for path in (Path(os.fsdecode(name)) for name in board[:].split(b"\0") if name):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
     number = os.WTERMSIG(status)
     if number not in (*CRASHES, signal.SIGKILL):
         return 128 + number

@@ -95,6 +95,13 @@ def test_who_kills_the_command_kills_its_work(folder):
         assert time.monotonic() - begun < 20
 
 
+def test_what_the_work_leaves_is_removed_however_it_ends(folder):
+    process = start(folder, "import shutil; shutil.rmtree = None; raise SystemExit(3)")
+    process.communicate(timeout=60)
+    assert process.returncode
+    assert not list(folder.glob(".lsuv-*"))
+
+
 def test_a_second_request_to_stop_does_not_interrupt_the_cleaning_up(folder):
     process = start(folder, "import time; time.sleep(60)")
     while not list(folder.glob(".lsuv-*")):
