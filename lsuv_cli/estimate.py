@@ -76,8 +76,11 @@ def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Arra
 def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting: int, budget: int) -> None:
     """Refuse to let more values wait between stages than memory and the temporary directory have room for."""
     more = sum(sizes.get(name, 0) for name in stage.outputs) * batches
+    to_file = min(more, waiting + more - budget)
+    if to_file <= 0:
+        return
     place = tempfile.gettempdir()
-    to_file, free = min(more, waiting + more - budget), shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free
     if to_file > free:
         raise LsuvError(
             f"values of {amount(to_file)} have to wait in a file between stages, and {place} has {amount(free)} "
