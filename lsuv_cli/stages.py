@@ -78,11 +78,12 @@ def cut(
     """The stages in which the layers can be scaled one after another, each with all before it scaled."""
     depth = _depths(graph, layers)
     first = first_uses(graph, layers, depth)
-    later = {layer.node for layer in layers} - {layer.node for layer in first}
     steps = _steps(graph, first, keeps_bias)
     scaled = {layer.output for layer in first} - set(keeps_bias)
     multiplied = {name: number for name, number in (multiplied or {}).items() if name in scaled}
-    level, owed = _levels(graph, steps, first, later, depth, keeps_bias, bytes_of, layers, multiplied)
+    levels = _Levels(graph, layers, first, keeps_bias, bytes_of, multiplied)
+    levels.place_all(steps, depth)
+    level, owed = levels.level, levels.owed
     groups: dict[int, list[Layer]] = {}
     for layer in first:
         groups.setdefault(level[layer.output], []).append(layer)
@@ -161,70 +162,71 @@ def _varying(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name not in graph.constant))
 
 
-def _levels(
-    graph: Graph,
-    steps: Sequence[Step],
-    first: Sequence[Layer],
-    later: Collection[int],
-    depth: Mapping[str, int],
-    keeps_bias: Collection[str],
-    bytes_of: Mapping[str, int],
-    layers: Sequence[Layer],
-    multiplied: Collection[str],
-) -> tuple[dict[str, int], dict[str, Owed]]:
+class _Levels:
     """Each value's level, and what it owes to readers on its own level (rules 1 to 4)."""
-    level: dict[str, int] = dict.fromkeys(graph.inputs, 0)
-    owed: dict[str, Owed] = dict.fromkeys(graph.inputs, ())
-    users = by_tensor(first)
-    shared = {base for base, all_users in by_tensor(layers).items() if len(all_users) > 1}
-    base_of = {layer.node: layer.weight.base for layer in layers}
-    settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
-    fixed = {x.output for x in first if x.output in keeps_bias or not x.is_linear(keeps_bias)}
-    load: dict[int, int] = {}
 
-    def owes(step: Step, at: int) -> dict[str, Owed]:
-        return {name: owed[name] for name in step.reads if level[name] == at and owed[name]}
+    def __init__(
+        self,
+        graph: Graph,
+        layers: Sequence[Layer],
+        first: Sequence[Layer],
+        keeps_bias: Collection[str],
+        bytes_of: Mapping[str, int],
+        multiplied: Collection[str],
+    ) -> None:
+        self.level: dict[str, int] = dict.fromkeys(graph.inputs, 0)
+        self.owed: dict[str, Owed] = dict.fromkeys(graph.inputs, ())
+        self._graph, self._bytes_of, self._multiplied = graph, bytes_of, multiplied
+        self._users = by_tensor(first)
+        self._shared = {base for base, users in by_tensor(layers).items() if len(users) > 1}
+        deciding = {layer.node for layer in first}
+        self._later = {layer.node: layer.weight.base for layer in layers if layer.node not in deciding}
+        self._fixed = {x.output for x in first if x.output in keeps_bias or not x.is_linear(keeps_bias)}
+        self._settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
+        self._load: dict[int, int] = {}  # bytes of weights on each level
 
-    def place(step: Step) -> tuple[int, Owed]:
-        at = max((level[name] for name in step.reads), default=0)
-        open_scales = owes(step, at)
-        node = graph.nodes[step.node]
-        if step.node in later:
-            at_least = settled_after[base_of[step.node]]
-            if at < at_least:
-                at, open_scales = at_least, {}
-        same = len(set(open_scales.values())) == 1 and len(open_scales) == len(step.reads)
-        carried = next(iter(open_scales.values()), ())
-        movable = same and not fixed.intersection(carried)
-        if step.layer is None:
-            if not open_scales or node.op_type in IGNORES_SCALE:
-                return at, ()
-            if movable and (carries(graph, node) or node.input[0] in multiplied):
-                return at, carried
-            return at + 1, ()
-        size = bytes_of.get(step.layer.weight.base, 0)
-        alone = step.layer.weight.base in shared or step.layer.output in fixed
-        too_much = len(carried) >= LONGEST_CHAIN or load.get(at, 0) + size > STAGE_BYTES
-        if open_scales and (alone or too_much or not movable):
+    def place_all(self, steps: Sequence[Step], depth: Mapping[str, int]) -> None:
+        # All layers of one depth come before what reads them, and none of them reads another.
+        for step in sorted(steps, key=lambda s: (depth[s.makes[0]], s.layer is None and s.node not in self._later)):
+            at, scales = self._place(step)
+            if step.layer is not None and step.layer.weight.base in self._shared:
+                at = self._gather(step.layer.weight.base, at)
+            for name in step.makes:
+                self.level[name], self.owed[name] = at, scales
+
+    def _place(self, step: Step) -> tuple[int, Owed]:
+        at = max((self.level[name] for name in step.reads), default=0)
+        if step.node in self._later:
+            at = max(at, self._settled_after[self._later[step.node]])
+        open_scales = [self.owed[name] for name in step.reads if self.level[name] == at and self.owed[name]]
+        same = len(set(open_scales)) == 1 and len(open_scales) == len(step.reads)
+        carried = open_scales[0] if open_scales else ()
+        movable = same and not self._fixed.intersection(carried)
+        if step.layer is not None:
+            return self._place_layer(step.layer, at, carried, movable)
+        node = self._graph.nodes[step.node]
+        if not open_scales or node.op_type in IGNORES_SCALE:
+            return at, ()
+        if movable and (carries(self._graph, node) or node.input[0] in self._multiplied):
+            return at, carried
+        return at + 1, ()
+
+    def _place_layer(self, layer: Layer, at: int, carried: Owed, movable: bool) -> tuple[int, Owed]:
+        size = self._bytes_of.get(layer.weight.base, 0)
+        alone = layer.weight.base in self._shared or layer.output in self._fixed
+        too_much = len(carried) >= LONGEST_CHAIN or self._load.get(at, 0) + size > STAGE_BYTES
+        if carried and (alone or too_much or not movable):
             at, carried = at + 1, ()
-        load[at] = load.get(at, 0) + size
-        return at, (*carried, step.layer.output)
+        self._load[at] = self._load.get(at, 0) + size
+        return at, (*carried, layer.output)
 
-    # All layers of one depth come before what reads them, and none of them reads another.
-    in_order = sorted(steps, key=lambda s: (depth[s.makes[0]], s.layer is None and s.node not in later))
-    for step in in_order:
-        at, scales = place(step)
-        if step.layer is not None and step.layer.weight.base in shared:
-            # Its uses are measured together, in the stage of the last of them.
-            together = users[step.layer.weight.base]
-            at = max([at, *(level[x.output] for x in together if x.output in level)])
-            for other in together:
-                if other.output in level:
-                    level[other.output] = at
-            settled_after[step.layer.weight.base] = at + 1
-        for name in step.makes:
-            level[name], owed[name] = at, scales
-    return level, owed
+    def _gather(self, base: str, at: int) -> int:
+        """The level of a shared weight's uses, which are measured together, in the stage of the last of them."""
+        placed = [user.output for user in self._users[base] if user.output in self.level]
+        at = max([at, *(self.level[name] for name in placed)])
+        self.level |= dict.fromkeys(placed, at)
+        self._settled_after[base] = at + 1
+        return at
 
 
 def _pull(
