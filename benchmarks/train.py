@@ -13,11 +13,13 @@ checkpoint and stops; the same command goes on from there, bit for bit, and skip
 converged nor diverged. `--only GLOB` picks runs by name, `--shard 1/2` every second one: two processes of one thread
 make better use of two cores than one process of two.
 
-The recipe is the authors' (github.com/ducha-aiki/LSUVinit, examples/lsuv): batches of 128 (MNIST: 64), SGD with
-momentum 0.9 and learning rate 0.01, weight decay 0.0005 (CIFAR-10: not on biases), dropout 0.2 on the images, behind
-the poolings and before the classifier (MNIST: 0.3 before the classifier), CIFAR-10 mirrored and shifted by up to 4
-pixels, no gradient clipping. Different here: images normalized per channel, where the authors have global contrast
-normalization (MNIST: a division by 250); SGD for MNIST too, where their files have RMSProp.
+The recipe is the authors' (github.com/ducha-aiki/LSUVinit, examples/lsuv): SGD with momentum 0.9 and learning rate
+0.01, weight decay 0.0005 (CIFAR-10: not on biases), CIFAR-10 mirrored and shifted by up to 4 pixels, no gradient
+clipping; MNIST in batches of 64 with dropout 0.3 before the classifier. Different here: images normalized per channel,
+where the authors have global contrast normalization (MNIST: a division by 250); SGD for MNIST too, where their files
+have RMSProp; and, because these runs are about the first epoch, CIFAR-10 in batches of 64, not 128, and without the
+dropout of 0.2 (on the images, behind the poolings and before the classifier) that their files have and the paper's text
+does not mention: `--batch-size 128 --dropout 0.2` has both.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pipeline
+from numpy.typing import NDArray
 from pipeline import Images, markdown
 
 NETWORKS = ("fitnet4", "fitresnet4")
@@ -73,7 +77,7 @@ PAPER_MNIST = {
 
 # A run has converged when its training loss, averaged over the last WINDOW iterations, is below THRESHOLD. Guessing
 # has ln 10 = 2.30.
-THRESHOLD = 2.0
+THRESHOLD = 2.2
 WINDOW = 50
 # The hinge loss is a sum over ten classes. At 0.01 it diverged within 40 iterations; 0.002 is the rate in the authors'
 # files for MNIST.
@@ -96,13 +100,13 @@ class Run:
     batch_norm: str | None = None
     dataset: str = "cifar10"
     loss: str = "softmax"
-    iterations: int = 300
-    batch_size: int = 128
+    iterations: int = 200
+    batch_size: int = 64
     rate: float = 0.01
     drops: tuple[float, ...] = ()  # shares of the run after which the rate falls tenfold
     decay: float = 5e-4
     decay_biases: bool = False
-    dropout: float = 0.2
+    dropout: float = 0.0
     dropout_before: tuple[str, ...] = ("conv11", "conv21", "conv31", "ip1", "ip2")
     augment: bool = True
     log_every: int = 10
@@ -188,7 +192,6 @@ def mnist_runs(seeds: int, **other: Any) -> list[Run]:
     """The authors' schedule: tenfold drops at 0.3, 0.6 and 0.9 of the run."""
     recipe: dict[str, Any] = {
         "dataset": "mnist",
-        "batch_size": 64,
         "drops": (0.3, 0.6, 0.9),
         "decay_biases": True,
         "dropout": 0.3,
@@ -233,13 +236,18 @@ class Data:
     test: Images
 
 
+@lru_cache(maxsize=1)
+def shuffled(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
 def batch(run: Run, data: Images, iteration: int) -> tuple[Any, Any]:
     """The iteration's mini-batch. It depends on the seed and the iteration only, so a run can go on anywhere."""
     import torch
 
     per_epoch = len(data) // run.batch_size
     epoch, k = divmod(iteration, per_epoch)
-    order = np.random.default_rng((run.seed, epoch)).permutation(len(data))
+    order = shuffled(run.seed, epoch, len(data))
     which = order[k * run.batch_size : (k + 1) * run.batch_size]
     images = data.normalized(which)
     if run.augment:
@@ -692,10 +700,10 @@ def command_line() -> argparse.ArgumentParser:
         data = "mnist" if name == "mnist" else "cifar10"
         command.add_argument(f"--{data}", type=Path, required=True, metavar="PATH", help=f"directory with {data}_*.npz")
         command.add_argument("--threads", type=int, default=1)
-        # 23,425 iterations of 64 are 25 epochs of MNIST; 300 of 128 are 1.9 epochs of 20,000 images.
-        default = 23425 if name == "mnist" else 300
+        # 14,055 iterations of 64 are 15 epochs of MNIST; 200 are 0.64 epochs of 20,000 images.
+        default = 14055 if name == "mnist" else 200
         command.add_argument("--iterations", type=int, default=default, help=f"of each run; default {default}")
-        command.add_argument("--batch-size", type=int, default=64 if name == "mnist" else 128)
+        command.add_argument("--batch-size", type=int, default=64)
         command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
         command.add_argument("--shard", type=shard, default=(1, 1), metavar="K/N", help="the K-th of N parts")
         command.add_argument("--undecided", action="store_true", help="let converged runs be")
@@ -705,7 +713,7 @@ def command_line() -> argparse.ArgumentParser:
         else:
             command.add_argument("--seed", type=int, default=0, help="of the weights and of all else that is random")
             command.add_argument("--rate", type=float, default=0.01, help="learning rate; with another -o than 0.01's")
-            command.add_argument("--dropout", type=float, default=0.2, help="with another -o than 0.2's")
+            command.add_argument("--dropout", type=float, default=0.0, help="with another -o than 0's")
         if name == "bn":
             command.add_argument("--activation", choices=ACTIVATIONS, default="relu")
     return parser

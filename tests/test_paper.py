@@ -113,6 +113,7 @@ def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> No
     run = train.Run("x", "fitnet4", "relu", "lsuv", log_every=10)
     learning = train.State(losses=[2.3, 2.3, 2.2, 2.1, 1.9, 1.8, 1.7, 1.6])
     assert learning.outcome(run) == "converged"
-    assert learning.converged_at(run) == 70  # (2.2 + 2.1 + 1.9 + 1.8 + 1.7) / 5 = 1.94; before that, 2.06
+    assert learning.converged_at(run) == 50  # (2.3 + 2.3 + 2.2 + 2.1 + 1.9) / 5 = 2.16
+    assert train.State(losses=[2.3, 2.3, 2.2, 2.2, 2.1]).converged_at(run) is None  # 2.22
     assert train.State(losses=[2.3] * 8).outcome(run) == "n/c"
     assert train.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
