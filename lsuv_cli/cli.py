@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -369,18 +368,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """The `lsuv` command as it is typed, or with the given words and in the caller's process."""
     terminal.make_whole()
     if args is None:
-        guard.run(_command, terminal.complain)
+        guard.run(lambda: _run(None), terminal.complain)
     else:
         _run(args)
-
-
-ONE_REQUEST = 2.0  # seconds; a terminal sends it to all processes, and the parent passes it on as well
-_last_request = -ONE_REQUEST
-
-
-def _command() -> None:
-    guard.on_request(_interrupt)
-    _run(None)
 
 
 def _run(args: Sequence[str] | None) -> None:
@@ -395,12 +385,3 @@ def _run(args: Sequence[str] | None) -> None:
         terminal.complain(f"{text}; see {context.command_path if context else 'lsuv'} --help")
         code = int(ExitCode.BAD_REQUEST)
     sys.exit(code or 0)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """A polite request to stop cleans up. One that comes twice at once must not interrupt that; a later one counts."""
-    global _last_request
-    now = time.monotonic()
-    if now - _last_request > ONE_REQUEST:
-        _last_request = now
-        raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from lsuv_cli.errors import ExitCode
 
 BOARD_BYTES = 1 << 15
 PR_SET_PDEATHSIG = 1
+ONE_REQUEST = 2.0  # seconds; a terminal sends it to all processes, and the parent passes it on as well
 POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")]
 
+_last_request = -ONE_REQUEST
 _board: mmap.mmap | None = None  # memory that parent and child share: the paths of what is temporary
 _temporary: list[str] = []
 
@@ -51,6 +54,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     """Run a command that ends by SystemExit, in a process of its own where that can be had."""
     global _board
     if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
+        _on_request(_interrupt)
         command()
         return
     _board = mmap.mmap(-1, BOARD_BYTES)
@@ -59,6 +63,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     if child == 0:
         _die_with(parent)
         _own_stderr()
+        _on_request(_interrupt)
         command()
         return
 
@@ -66,7 +71,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
         with contextlib.suppress(ProcessLookupError):
             _send(child, number)
 
-    on_request(pass_on)
+    _on_request(pass_on)
     _, status = os.waitpid(child, 0)
     sys.exit(_verdict(status, _board, complain))
 
@@ -82,11 +87,20 @@ def _send(process: int, number: int) -> None:
     os.kill(process, number)
 
 
-def on_request(handler: Callable[[int, object], None]) -> None:
+def _on_request(handler: Callable[[int, object], None]) -> None:
     """Handle polite requests to stop, but for those that whoever started us wants to be ignored (nohup)."""
     for number in POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A polite request to stop cleans up. One that comes twice at once must not interrupt that; a later one counts."""
+    global _last_request
+    now = time.monotonic()
+    if now - _last_request > ONE_REQUEST:
+        _last_request = now
+        raise KeyboardInterrupt
 
 
 def _die_with(parent: int) -> None:
