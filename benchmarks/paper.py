@@ -290,6 +290,7 @@ def measure_updates(images: Images, choices: Choices) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         for activation in choices.activations:
             start = module_of(Path(folder), activation, "orthonormal", images, choices)
+            start = start.to(memory_format=torch.channels_last)  # faster
             weights = {k: v.clone() for k, v in start.state_dict().items()}
             runs: Found = {}
             for scale in choices.scales:
@@ -304,7 +305,7 @@ def measure_updates(images: Images, choices: Choices) -> Found:
                 updates: list[float | None] = []
                 for x, y in minibatches(images, choices.iterations, choices.batch_size, seed=2):
                     optimizer.zero_grad()
-                    loss = torch.nn.functional.cross_entropy(start(x), y)
+                    loss = torch.nn.functional.cross_entropy(start(x.to(memory_format=torch.channels_last)), y)
                     loss.backward()
                     before = [weight.detach().clone() for weight in layers]
                     optimizer.step()

@@ -117,3 +117,18 @@ def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> No
     assert train.State(losses=[2.3, 2.3, 2.2, 2.2, 2.1]).converged_at(run) is None  # 2.22
     assert train.State(losses=[2.3] * 8).outcome(run) == "n/c"
     assert train.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
+
+
+@pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("results/**/*.md")), ids=lambda path: path.stem)
+def test_the_readme_shows_the_tables_as_they_were_measured(file: Path) -> None:
+    shown = (BENCHMARKS / "README.md").read_text().splitlines()
+    rows = [line for line in file.read_text().splitlines() if line.startswith("|")]
+    assert rows
+    assert [row for row in rows if row not in shown] == []
+
+
+def test_plots_are_small_and_shown() -> None:
+    readme = (BENCHMARKS / "README.md").read_text()
+    for plot in BENCHMARKS.rglob("*.png"):
+        assert plot.stat().st_size < 200_000, plot
+        assert plot.relative_to(BENCHMARKS).as_posix() in readme, plot
