@@ -32,7 +32,9 @@ def load(name: str) -> ModuleType:
 
 
 paper = load("paper")
-train = load("train")
+published = load("published")
+runs = load("runs")
+tables = load("paper_tables")
 CLOSED = ("orthonormal", "msra", "xavier")
 
 
@@ -44,17 +46,19 @@ def test_the_scripts_import_without_torch_and_matplotlib() -> None:
 def test_the_shapes_are_those_of_the_sample_model() -> None:
     graph = paper.network("relu").graph
     sizes = {t.name: tuple(t.dims) for t in graph.initializer}
-    assert {k: (sizes[f"{k}.weight"][0], math.prod(sizes[f"{k}.weight"][1:])) for k in paper.LAYERS} == paper.SHAPES
+    assert {
+        k: (sizes[f"{k}.weight"][0], math.prod(sizes[f"{k}.weight"][1:])) for k in published.LAYERS
+    } == published.SHAPES
 
 
 @pytest.mark.parametrize("init", CLOSED)
 def test_the_papers_deviations_have_a_closed_form(init: str) -> None:
     away = {
         (init, layer)
-        for layer in paper.LAYERS
-        if abs(paper.PAPER_STD[init][layer] / paper.closed_form(init, layer) - 1) > 0.03
+        for layer in published.LAYERS
+        if abs(published.STD[init][layer] / published.closed_form(init, layer) - 1) > 0.03
     }
-    assert away == {cell for cell in paper.MARKED if cell[0] == init}
+    assert away == {cell for cell in published.MARKED if cell[0] == init}
 
 
 @pytest.mark.parametrize("init", CLOSED)
@@ -68,55 +72,54 @@ def test_our_weights_have_the_closed_forms_deviation(init: str) -> None:
         }
         for seed in range(1 if init == "orthonormal" else 8)
     ]
-    for layer in paper.LAYERS:
+    for layer in published.LAYERS:
         mean = math.sqrt(statistics.fmean(found[layer] ** 2 for found in draws))
-        assert mean == pytest.approx(paper.closed_form(init, layer), rel=0.02), layer
+        assert mean == pytest.approx(published.closed_form(init, layer), rel=0.02), layer
 
 
 def test_the_papers_lsuv_weights_are_sqrt_2_times_orthonormal_ones_behind_a_relu() -> None:
     # A ReLU halves the second moment, so the weights behind it must make up for that.
     paper_ratio = [
-        paper.PAPER_STD["lsuv"][layer] / paper.PAPER_STD["orthonormal"][layer]
-        for layer in ("conv32", "conv33", "conv34")
+        published.STD["lsuv"][layer] / published.STD["orthonormal"][layer] for layer in ("conv32", "conv33", "conv34")
     ]
     assert statistics.fmean(paper_ratio) == pytest.approx(math.sqrt(2), rel=0.05)
 
 
-@pytest.mark.parametrize("init", paper.PAPER_RATIO)
+@pytest.mark.parametrize("init", published.RATIO)
 def test_the_papers_gradient_ratios_follow_from_its_columns(init: str) -> None:
-    column = paper.PAPER_GRADIENTS[init]
-    assert column["ip1"] / column["conv11"] == pytest.approx(paper.PAPER_RATIO[init], rel=0.05)
+    column = published.GRADIENTS[init]
+    assert column["ip1"] / column["conv11"] == pytest.approx(published.RATIO[init], rel=0.05)
 
 
 def test_the_check_of_the_deviations_sees_what_is_off() -> None:
-    found = {init: {"mean": {k: paper.closed_form(init, k) for k in paper.LAYERS}} for init in CLOSED}
-    assert paper.check_std(found) == []
+    found = {init: {"mean": {k: published.closed_form(init, k) for k in published.LAYERS}} for init in CLOSED}
+    assert tables.check_std(found) == []
     found["msra"]["mean"]["conv22"] *= 1.05
-    assert [text.split(":")[0] for text in paper.check_std(found)] == ["msra conv22", "msra conv22"]
+    assert [text.split(":")[0] for text in tables.check_std(found)] == ["msra conv22", "msra conv22"]
 
 
 def test_the_grid_has_every_cell_of_the_papers_two_tables() -> None:
-    runs = train.grid_runs()
-    assert len(runs) == len({run.name for run in runs}) == 2 * 4 * 4
-    for run in runs:
-        assert run.activation in train.PAPER_GRID[run.network][run.init]
-    marks = [cell for table in train.PAPER_GRID.values() for row in table.values() for cell in row.values()]
+    grid = runs.grid_runs()
+    assert len(grid) == len({run.name for run in grid}) == 2 * 4 * 4
+    for run in grid:
+        assert run.activation in published.GRID[run.network][run.init]
+    marks = [cell for table in published.GRID.values() for row in table.values() for cell in row.values()]
     assert marks.count(None) == 1 + 6
 
 
 def test_the_learning_rate_falls_where_the_run_says() -> None:
-    run = train.Run("x", "fitnet_mnist", "maxout", "lsuv", iterations=100, rate=0.01, drops=(0.3, 0.6, 0.9))
+    run = runs.Run("x", "fitnet_mnist", "maxout", "lsuv", iterations=100, rate=0.01, drops=(0.3, 0.6, 0.9))
     assert [run.rate_at(k) for k in (0, 29, 30, 60, 99)] == pytest.approx([1e-2, 1e-2, 1e-3, 1e-4, 1e-5])
 
 
 def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> None:
-    run = train.Run("x", "fitnet4", "relu", "lsuv", log_every=10)
-    learning = train.State(losses=[2.3, 2.3, 2.2, 2.1, 1.9, 1.8, 1.7, 1.6])
+    run = runs.Run("x", "fitnet4", "relu", "lsuv", log_every=10)
+    learning = runs.State(losses=[2.3, 2.3, 2.2, 2.1, 1.9, 1.8, 1.7, 1.6])
     assert learning.outcome(run) == "converged"
     assert learning.converged_at(run) == 50  # (2.3 + 2.3 + 2.2 + 2.1 + 1.9) / 5 = 2.16
-    assert train.State(losses=[2.3, 2.3, 2.2, 2.2, 2.1]).converged_at(run) is None  # 2.22
-    assert train.State(losses=[2.3] * 8).outcome(run) == "n/c"
-    assert train.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
+    assert runs.State(losses=[2.3, 2.3, 2.2, 2.2, 2.1]).converged_at(run) is None  # 2.22
+    assert runs.State(losses=[2.3] * 8).outcome(run) == "n/c"
+    assert runs.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
 
 
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("results/**/*.md")), ids=lambda path: path.stem)

@@ -1,0 +1,176 @@
+"""Tables and plots of the runs that train.py saved, ours beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pipeline
+import published
+from pipeline import markdown
+from published import TITLES
+from runs import ACTIVATIONS, INITS, NETWORKS
+
+
+def saved_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    return {p.stem: found for p in sorted(folder.glob("*.json")) if "run" in (found := json.loads(p.read_text()))}
+
+
+def last_accuracy(found: dict[str, Any]) -> str:
+    return f"{100 * found['tests'][-1]['accuracy']:.1f} %" if found["tests"] else "untested"
+
+
+def ours(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not run"
+    if found["outcome"] == "diverged":
+        return f"n/c: diverged at iteration {found['diverged_at']}"
+    loss = f"loss {found['recent_loss']:.2f}" if found["recent_loss"] is not None else "no loss yet"
+    if found["outcome"] == "converged":
+        return f"converges: {loss}, {last_accuracy(found)}, at {found['converged_at']}"
+    return f"n/c after {found['iteration']}: {loss}"
+
+
+def table_grid(network: str, runs: dict[str, dict[str, Any]]) -> str:
+    rows, differs = [], []
+    for init in INITS:
+        row = [TITLES[init]]
+        for activation in ACTIVATIONS:
+            paper, found = published.GRID[network][init][activation], runs.get(f"{network}-{activation}-{init}")
+            row += ["n/c" if paper is None else f"{paper:.2f}", ours(found)]
+            if found is not None and (found["outcome"] == "converged") != (paper is not None):
+                theirs = "does not converge" if paper is None else "converges"
+                differs.append(f"{TITLES[init]}, {TITLES[activation]}: in the paper it {theirs}; here: {ours(found)}")
+        rows.append(row)
+    header = ["init", *(part for a in ACTIVATIONS for part in (f"{TITLES[a]}: paper", "ours"))]
+    text = f"### {TITLES[network]}\n\n{markdown(header, rows)}"
+    return text + ("\nDifferent from the paper:\n\n- " + "\n- ".join(differs) + "\n" if differs else "")
+
+
+def table_mnist(runs: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for (init, loss), paper in published.MNIST.items():
+        found = [r for name, r in runs.items() if name.startswith(f"mnist-{init}-{loss}-") and r["tests"]]
+        whole = [r for r in found if r["iteration"] >= r["run"]["iterations"]]
+        errors = [100 * (1 - r["tests"][-1]["accuracy"]) for r in whole]
+        each = ", ".join(f"{e:.2f}" for e in errors) or "not finished"
+        mean = f"{statistics.fmean(errors):.3f}" if errors else ""
+        minutes = f"{statistics.fmean(r['seconds'] for r in whole) / 60:.0f}" if whole else ""
+        rows.append([f"{TITLES[init]}, {loss}", f"{paper:.2f}", each, mean, minutes])
+    header = ["", "paper, error %", "ours, error % by seed", "mean", "minutes each"]
+    return "### MNIST, FitNet-MNIST maxout\n\n" + markdown(header, rows)
+
+
+def table_bn(runs: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for name, found in runs.items():
+        if name.startswith("bn-"):
+            per = f"{found['seconds_per_iteration']:.3f}"
+            rows.append([name[3:], str(found["iteration"]), per, f"{found['seconds']:.0f}", last_accuracy(found)])
+    header = ["FitNet-4", "iterations", "s/iteration", "seconds", "test accuracy"]
+    return "### LSUV and batch normalization\n\n" + markdown(header, rows)
+
+
+def points(found: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    every = found["run"]["log_every"]
+    for k, loss in enumerate(found["losses"], start=1):
+        if loss is not None:
+            yield k * every, min(loss, 5.0)
+
+
+def _curve(axes: Any, pairs: Sequence[tuple[float, float]], label: str) -> None:
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), label=label)
+
+
+def _finish(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+
+
+def plot_curves(network: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Figure 2: a panel for each non-linearity, a line for each initialization."""
+
+    def losses(axes: Any) -> None:
+        for a, activation in zip([a for row in axes for a in row], ACTIVATIONS, strict=True):
+            for init in INITS:
+                if found := runs.get(f"{network}-{activation}-{init}"):
+                    mark = f" (diverged at {found['diverged_at']})" if found["outcome"] == "diverged" else ""
+                    _curve(a, list(points(found)), TITLES[init] + mark)
+            a.axhline(math.log(10), color="0.6", linestyle=":")
+            _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "training loss")
+
+    def accuracies(axes: Any) -> None:
+        for a, activation in zip([a for row in axes for a in row], ACTIVATIONS, strict=True):
+            for init in INITS:
+                if found := runs.get(f"{network}-{activation}-{init}"):
+                    _curve(a, [(t["iteration"], 100 * t["accuracy"]) for t in found["tests"]], TITLES[init])
+            _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "test accuracy, %")
+
+    pipeline.figure(folder / f"{network}_loss.png", 2, 2, losses, (4.2, 3.0))
+    pipeline.figure(folder / f"{network}_accuracy.png", 2, 2, accuracies, (4.2, 3.0))
+
+
+def plot_case(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for init in ("given", "lsuv"):
+            if found := runs.get(f"fitnet4-relu-{init}"):
+                _curve(axes[0][0], list(points(found)), TITLES[init])
+        _finish(axes[0][0], "FitNet-4, ReLU, CIFAR-10, 19 layers", "iteration", "training loss")
+
+    pipeline.figure(folder / "case.png", 1, 1, draw, (6.0, 3.6))
+
+
+def plot_bn(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for name, found in runs.items():
+            if name.startswith("bn-"):
+                tests = found["tests"]
+                _curve(axes[0][0], [(t["seconds"] / 60, 100 * t["accuracy"]) for t in tests], name[3:])
+                _curve(axes[0][1], [(t["iteration"], 100 * t["accuracy"]) for t in tests], name[3:])
+        _finish(axes[0][0], "FitNet-4", "minutes", "test accuracy, %")
+        _finish(axes[0][1], "FitNet-4", "iteration", "test accuracy, %")
+
+    pipeline.figure(folder / "bn.png", 1, 2, draw)
+
+
+def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    def draw(axes: Any) -> None:
+        for name, found in runs.items():
+            if name.startswith("mnist-"):
+                pairs = [(t["iteration"], 100 * (1 - t["accuracy"])) for t in found["tests"]]
+                _curve(axes[0][0], pairs, name.removeprefix("mnist-"))
+        axes[0][0].set_yscale("log")
+        _finish(axes[0][0], "FitNet-MNIST, maxout", "iteration", "test error, %")
+
+    pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
+
+
+def tables(folder: Path) -> None:
+    runs = saved_runs(folder)
+    parts = []
+    if any(name.startswith("mnist-") for name in runs):
+        parts.append(table_mnist(runs))
+        plot_mnist(runs, folder)
+    for network in NETWORKS:
+        if any(name.startswith(f"{network}-") for name in runs):
+            parts.append(table_grid(network, runs))
+            plot_curves(network, runs, folder)
+    if "fitnet4-relu-given" in runs:
+        plot_case(runs, folder)
+    if any(name.startswith("bn-") for name in runs):
+        parts.append(table_bn(runs))
+        plot_bn(runs, folder)
+    hours = sum(r["seconds"] for r in runs.values()) / 3600
+    parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
+    text = "\n".join(parts)
+    pipeline.write_text(folder / "tables.md", text)
+    print(text)
