@@ -123,7 +123,8 @@ def plot_case(runs: dict[str, dict[str, Any]], folder: Path) -> None:
     def draw(axes: Any) -> None:
         for init in ("given", "lsuv"):
             if found := runs.get(f"fitnet4-relu-{init}"):
-                _curve(axes[0][0], list(points(found)), TITLES[init])
+                _curve(axes[0][0], list(points(found)), {"given": "as given", "lsuv": "after lsuv init"}[init])
+        axes[0][0].axhline(math.log(10), color="0.6", linestyle=":", label="guessing")
         _finish(axes[0][0], "FitNet-4, ReLU, CIFAR-10, 19 layers", "iteration", "training loss")
 
     pipeline.figure(folder / "case.png", 1, 1, draw, (6.0, 3.6))
