@@ -15,6 +15,8 @@ from pipeline import markdown
 from published import TITLES
 from runs import ACTIVATIONS, INITS, NETWORKS
 
+COLOURS = {init: f"C{k}" for k, init in enumerate(INITS)}
+
 
 def saved_runs(folder: Path) -> dict[str, dict[str, Any]]:
     return {p.stem: found for p in sorted(folder.glob("*.json")) if "run" in (found := json.loads(p.read_text()))}
@@ -82,9 +84,9 @@ def points(found: dict[str, Any]) -> Iterator[tuple[float, float]]:
             yield k * every, min(loss, 5.0)
 
 
-def _curve(axes: Any, pairs: Sequence[tuple[float, float]], label: str) -> None:
-    if pairs:
-        axes.plot(*zip(*pairs, strict=True), label=label)
+def _curve(axes: Any, pairs: Sequence[tuple[float, float]], label: str, **style: Any) -> None:
+    """A line, and its name in the legend even where there is nothing to draw."""
+    axes.plot([x for x, _ in pairs], [y for _, y in pairs], label=label, **style)
 
 
 def _finish(axes: Any, title: str, x: str, y: str) -> None:
@@ -104,7 +106,7 @@ def plot_curves(network: str, runs: dict[str, dict[str, Any]], folder: Path) -> 
             for init in INITS:
                 if found := runs.get(f"{network}-{activation}-{init}"):
                     mark = f" (diverged at {found['diverged_at']})" if found["outcome"] == "diverged" else ""
-                    _curve(a, list(points(found)), TITLES[init] + mark)
+                    _curve(a, list(points(found)), TITLES[init] + mark, color=COLOURS[init])
             a.axhline(math.log(10), color="0.6", linestyle=":")
             _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "training loss")
 
@@ -112,7 +114,8 @@ def plot_curves(network: str, runs: dict[str, dict[str, Any]], folder: Path) -> 
         for a, activation in zip([a for row in axes for a in row], ACTIVATIONS, strict=True):
             for init in INITS:
                 if found := runs.get(f"{network}-{activation}-{init}"):
-                    _curve(a, [(t["iteration"], 100 * t["accuracy"]) for t in found["tests"]], TITLES[init])
+                    tests = [(t["iteration"], 100 * t["accuracy"]) for t in found["tests"]]
+                    _curve(a, tests, TITLES[init], color=COLOURS[init], marker=".")
             _finish(a, f"{TITLES[network]}, {TITLES[activation]}", "iteration", "test accuracy, %")
 
     pipeline.figure(folder / f"{network}_loss.png", 2, 2, losses, (4.2, 3.0))
@@ -148,8 +151,9 @@ def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path) -> None:
         for name, found in runs.items():
             if name.startswith("mnist-"):
                 pairs = [(t["iteration"], 100 * (1 - t["accuracy"])) for t in found["tests"]]
-                _curve(axes[0][0], pairs, name.removeprefix("mnist-"))
-        axes[0][0].set_yscale("log")
+                init, loss, seed = name.removeprefix("mnist-").split("-")
+                style = {"color": COLOURS[init], "linestyle": "-" if loss == "softmax" else ":"}
+                _curve(axes[0][0], pairs, f"{TITLES[init]}, {loss}, seed {seed[1:]}", **style)
         _finish(axes[0][0], "FitNet-MNIST, maxout", "iteration", "test error, %")
 
     pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
