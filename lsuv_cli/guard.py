@@ -54,8 +54,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     """Run a command that ends by SystemExit, in a process of its own where that can be had."""
     global _board
     if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
-        _on_request(_interrupt)
-        command()
+        _interruptible(command)
         return
     _board = mmap.mmap(-1, BOARD_BYTES)
     parent = os.getpid()
@@ -63,8 +62,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     if child == 0:
         _die_with(parent)
         _own_stderr()
-        _on_request(_interrupt)
-        command()
+        _interruptible(command)
         return
 
     def pass_on(number: int, frame: object) -> None:
@@ -73,6 +71,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
 
     _on_request(pass_on)
     _, status = os.waitpid(child, 0)
+    _on_request(signal.SIG_IGN)
     sys.exit(_verdict(status, _board, complain))
 
 
@@ -87,7 +86,16 @@ def _send(process: int, number: int) -> None:
     os.kill(process, number)
 
 
-def _on_request(handler: Callable[[int, object], None]) -> None:
+def _interruptible(command: Callable[[], None]) -> None:
+    _on_request(_interrupt)
+    try:
+        command()
+    finally:
+        # Python gives signals back to the system while it shuts down, and a late one would change the exit code.
+        _on_request(signal.SIG_IGN)
+
+
+def _on_request(handler: Callable[[int, object], None] | signal.Handlers) -> None:
     """Handle polite requests to stop, but for those that whoever started us wants to be ignored (nohup)."""
     for number in POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:

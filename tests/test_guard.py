@@ -116,6 +116,21 @@ def test_a_second_request_to_stop_does_not_interrupt_the_cleaning_up(folder):
     assert not list(folder.glob(".lsuv-*"))
 
 
+def test_a_request_to_stop_while_python_shuts_down_changes_nothing(folder):
+    how = "import atexit, time; guard.ONE_REQUEST = 0; atexit.register(time.sleep, 1); time.sleep(60)"
+    process = start(folder, how)
+    while not list(folder.glob(".lsuv-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline() == "lsuv: interrupted; nothing was written\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 130
+
+
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_exit_codes_and_streams_pass_through(folder, debug):
     command = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
