@@ -203,10 +203,11 @@ def plot_updates(found: Found, path: Path) -> None:
         summary.set_title("median over the run", fontsize=9)
         for a in flat[: len(names) + 1]:
             a.set_yscale("log")
+            a.set_ylim(1e-5, 1e5)
             a.axhspan(0.1, 1, color="0.9")  # the paper: 0.1 % to 1 % leads to convergence
             a.set_ylabel("|update| / |weight|, %", fontsize=8)
             a.set_xlabel("weight scale" if a is summary else "iteration", fontsize=8)
-            a.legend(fontsize=6)
+            a.legend(fontsize=6, ncols=2, loc="upper right")
         for a in flat[len(names) + 1 :]:
             a.axis("off")
 
