@@ -131,36 +131,33 @@ def table_updates(found: Found) -> str:
     return markdown(["scale", *(TITLES[name] for name in runs)], rows)
 
 
-def _by_layer(axes: Any, title: str, label: str) -> None:
-    axes.set_xticks(range(len(LAYERS)), LAYERS, rotation=90, fontsize=7)
-    axes.set_title(title, fontsize=9)
-    axes.set_ylabel(label, fontsize=8)
-    axes.set_yscale("log")
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
+def _beside(path: Path, title: str, label: str, ours: dict[str, Any], papers: dict[str, dict[str, float]]) -> None:
+    """By layer, on a logarithmic scale: a line of ours and a dotted one of the paper's for each of its columns."""
 
+    def draw(axes: Any) -> None:
+        a = axes[0][0]
+        for k, (name, paper) in enumerate(papers.items()):
+            a.plot([ours[name][layer] for layer in LAYERS], color=f"C{k}", label=f"{TITLES[name]}, ours")
+            dotted = {"linestyle": ":", "marker": ".", "label": f"{TITLES[name]}, paper"}
+            a.plot([paper[layer] for layer in LAYERS], color=f"C{k}", **dotted)
+        a.set_xticks(range(len(LAYERS)), LAYERS, rotation=90, fontsize=7)
+        a.set_title(title, fontsize=9)
+        a.set_ylabel(label, fontsize=8)
+        a.set_yscale("log")
+        a.legend(fontsize=7)
+        a.grid(alpha=0.3)
 
-def _pair(axes: Any, ours: dict[str, float], paper: dict[str, float], color: str, name: str) -> None:
-    axes.plot([ours[k] for k in LAYERS], color=color, label=f"{name}, ours")
-    axes.plot([paper[k] for k in LAYERS], color=color, linestyle=":", marker=".", label=f"{name}, paper")
+    pipeline.figure(path, 1, 1, draw, (6.4, 4.2))
 
 
 def plot_std(found: Found, path: Path) -> None:
-    def draw(axes: Any) -> None:
-        for k, (init, paper) in enumerate(published.STD.items()):
-            _pair(axes[0][0], found[init]["mean"], paper, f"C{k}", TITLES[init])
-        _by_layer(axes[0][0], "FitNet-4 ReLU", "weight standard deviation")
-
-    pipeline.figure(path, 1, 1, draw, (6.4, 4.2))
+    means = {init: found[init]["mean"] for init in published.STD}
+    _beside(path, "FitNet-4 ReLU", "weight standard deviation", means, published.STD)
 
 
 def plot_nonlinearities(found: Found, path: Path) -> None:
-    def draw(axes: Any) -> None:
-        for k, (name, paper) in enumerate(published.NONLINEARITIES.items()):
-            _pair(axes[0][0], found[name]["mean"], paper, f"C{k}", TITLES[name])
-        _by_layer(axes[0][0], "FitNet-4, LSUV", "weight standard deviation")
-
-    pipeline.figure(path, 1, 1, draw, (6.4, 4.2))
+    means = {name: found[name]["mean"] for name in published.NONLINEARITIES}
+    _beside(path, "FitNet-4, LSUV", "weight standard deviation", means, published.NONLINEARITIES)
 
 
 def plot_batch(found: Found, path: Path) -> None:
@@ -177,12 +174,8 @@ def plot_batch(found: Found, path: Path) -> None:
 
 
 def plot_gradients(found: Found, path: Path) -> None:
-    def draw(axes: Any) -> None:
-        for k, (init, paper) in enumerate(published.GRADIENTS.items()):
-            _pair(axes[0][0], found[init]["output"], paper, f"C{k}", TITLES[init])
-        _by_layer(axes[0][0], "FitNet-4 ReLU", "variance of the gradient of the layer's output")
-
-    pipeline.figure(path, 1, 1, draw, (6.4, 4.2))
+    variances = {init: found[init]["output"] for init in published.GRADIENTS}
+    _beside(path, "FitNet-4 ReLU", "variance of the gradient of the layer's output", variances, published.GRADIENTS)
 
 
 def plot_updates(found: Found, path: Path) -> None:

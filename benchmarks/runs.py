@@ -102,7 +102,7 @@ def _mark(other: dict[str, Any]) -> str:
 
 
 def grid_runs(**other: Any) -> list[Run]:
-    """LSUV first: should the time run out, the table's first row is whole. Maxout, the slowest, last."""
+    """Each network with LSUV first and with maxout, the slowest, last."""
     activations = sorted(ACTIVATIONS, key=lambda a: a == "maxout")
     return [cifar_run(n, a, i, **other) for n in NETWORKS for a in activations for i in INITS]
 
