@@ -98,6 +98,26 @@ def test_the_check_of_the_deviations_sees_what_is_off() -> None:
     assert [text.split(":")[0] for text in tables.check_std(found)] == ["msra conv22", "msra conv22"]
 
 
+@pytest.mark.torch
+def test_the_faster_max_has_the_values_and_gradients_of_onnx2torchs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if importlib.util.find_spec("onnx2torch") is None:  # importing it may need pipeline's help first
+        pytest.skip("onnx2torch is not installed")
+    pipeline = sys.modules["pipeline"]
+    path = pipeline.build(tmp_path / "net.onnx", "fitnet_mnist", "maxout")
+    faster = pipeline.to_torch(path)
+    from onnx2torch import convert
+
+    plain = convert(str(path))
+    x = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    for module in (faster, plain):
+        module(x).square().sum().backward()
+    assert {type(part).__name__ for part in plain.children()} ^ {type(part).__name__ for part in faster.children()}
+    assert torch.equal(faster(x), plain(x))
+    for ours, theirs in zip(faster.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5, atol=0)
+
+
 def test_the_grid_has_every_cell_of_the_papers_two_tables() -> None:
     grid = runs.grid_runs()
     assert len(grid) == len({run.name for run in grid}) == 2 * 4 * 4
