@@ -51,10 +51,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "sample_models"))
 
 from build import build  # noqa: E402  it lies beside the models it builds
-from lsuv_cli import graph as graphs  # noqa: E402
-from lsuv_cli import initialize, layers, weights  # noqa: E402
-from lsuv_cli.modelfile import ModelFile, load  # noqa: E402
-from lsuv_cli.runtime import available_threads  # noqa: E402
+from lsuv_cli import initialize  # noqa: E402
+from lsuv_cli.model import graph as graphs  # noqa: E402
+from lsuv_cli.model import layers  # noqa: E402
+from lsuv_cli.model.file import ModelFile, load  # noqa: E402
+from lsuv_cli.scaling import weights  # noqa: E402
+from lsuv_cli.scaling.runtime import available_threads  # noqa: E402
 
 Array = NDArray[Any]
 Results = dict[str, Any]

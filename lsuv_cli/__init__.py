@@ -6,7 +6,7 @@ from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
     from lsuv_cli.api import compare, initialize, inspect, measure
-    from lsuv_cli.job import Initialized
+    from lsuv_cli.pipeline import Initialized
     from lsuv_cli.report import LayerReport, Report, Status
     from lsuv_cli.settings import Settings
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import onnx
 
-from lsuv_cli import carry, runtime
-from lsuv_cli.calibration import Data
+from lsuv_cli.data.batches import Data
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.job import Initialized, Job, Listener
-from lsuv_cli.modelfile import ModelFile, load
+from lsuv_cli.home import names as carry
+from lsuv_cli.model.file import ModelFile, load
+from lsuv_cli.pipeline import Initialized, Job, Listener
 from lsuv_cli.report import Report
+from lsuv_cli.scaling import runtime
 from lsuv_cli.settings import PreInit, Settings
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto

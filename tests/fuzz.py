@@ -337,7 +337,7 @@ def bounded() -> None:
 def warm_up() -> None:
     """Import all that a command imports, so that a fork need not."""
     import lsuv_cli.api
-    import lsuv_cli.display  # noqa: F401
+    import lsuv_cli.cli.display  # noqa: F401
 
 
 def run(numbers: Iterator[int], seed: int, found: Callable[[int, Case, str, str], None]) -> collections.Counter[str]:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsuv_cli import datafiles
-from lsuv_cli.calibration import InputSpec, automatic_batch_size, from_arrays, read
+from lsuv_cli.data import files as datafiles
+from lsuv_cli.data.batches import InputSpec, automatic_batch_size, from_arrays, read
 from lsuv_cli.errors import DataError
 
 IMAGES = InputSpec("data", "float32", ("N", 3, 4, 4))

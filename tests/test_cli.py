@@ -207,7 +207,7 @@ def test_an_existing_output_is_only_overwritten_by_force(folder):
 def test_cuda_where_there_is_none_is_an_error_that_says_what_is_missing(folder):
     import onnxruntime as ort
 
-    from lsuv_cli import runtime
+    from lsuv_cli.scaling import runtime
 
     if runtime.open_device("auto").kind == "cuda":
         pytest.skip("there is a CUDA device here")

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lsuv_cli
 from independent import layer_variances, stored
-from lsuv_cli.draft import Draft
 from lsuv_cli.errors import LsuvError, OutputError
-from lsuv_cli.modelfile import load
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.file import load
 
 rng = np.random.default_rng(11)
 X = rng.standard_normal((64, 32)).astype(np.float32)
@@ -98,8 +98,8 @@ def test_external_data_is_embedded_when_the_model_is_kept_in_memory(tmp_path):
 def test_a_large_model_is_verified_in_pieces_with_the_same_result(tmp_path, monkeypatch):
     model = scattered(tmp_path, chain(5))
     lsuv_cli.initialize(model, X, output=tmp_path / "whole.onnx")
-    monkeypatch.setattr("lsuv_cli.job.VERIFY_BYTES", 5000)
-    monkeypatch.setattr("lsuv_cli.stages.STAGE_BYTES", 5000)
+    monkeypatch.setattr("lsuv_cli.pipeline.VERIFY_BYTES", 5000)
+    monkeypatch.setattr("lsuv_cli.scaling.stages.STAGE_BYTES", 5000)
     report = lsuv_cli.initialize(model, X, output=tmp_path / "pieces.onnx").report
     assert report.stages == 5
     assert [layer.status for layer in report.layers] == ["ok"] * 5
@@ -168,7 +168,7 @@ def test_a_failure_leaves_neither_output_nor_scratch(tmp_path, monkeypatch):
     def fails(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lsuv_cli.draft.os.fsync", fails)
+    monkeypatch.setattr("lsuv_cli.model.draft.os.fsync", fails)
     with pytest.raises(OutputError, match="No space left"):
         lsuv_cli.initialize(chain(1), X, output=tmp_path / "o.onnx")
     assert not list(tmp_path.iterdir())
@@ -191,8 +191,8 @@ _DIES = """
 import os, signal, sys
 from pathlib import Path
 import onnx
-from lsuv_cli.draft import Draft
-from lsuv_cli.modelfile import ModelFile
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.file import ModelFile
 model = onnx.helper.make_model(onnx.GraphProto(name="g"))
 with Draft(ModelFile(model, None, "m"), Path(sys.argv[1]) / "o.onnx"):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no
 # The real command, in which one function of ours dies the way native code does.
 DYING = """
 import os, signal, sys
-from lsuv_cli import guard
+from lsuv_cli.cli import child_process as guard
 from lsuv_cli.cli import main
 
 def dying(*_):
@@ -44,7 +44,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def start(folder, how=SEGFAULT, module="lsuv_cli.runtime", owner="module.Session", name="run", words=()):
+def start(folder, how=SEGFAULT, module="lsuv_cli.scaling.runtime", owner="module.Session", name="run", words=()):
     script = DYING.format(how=how, module=module, owner=owner, name=name)
     command = [sys.executable, "-c", script, "init", "m.onnx", "--data", "c.npy", "-o", "o.onnx", *words]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lsuv_cli import initialize, plot
+from lsuv_cli import initialize
+from lsuv_cli.cli import plot
 from lsuv_cli.errors import LsuvError
 from shell import MAXOUT, RELU, lsuv
 

@@ -8,9 +8,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from helpers import entry, model, near_one, normal, tensor, unchanged_but, variances
-from lsuv_cli import graph as graphs
-from lsuv_cli import initialize, layers
-from lsuv_cli.stages import segments
+from lsuv_cli import initialize
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import layers
+from lsuv_cli.scaling.stages import segments
 
 X = normal(64, 8, seed=1)
 

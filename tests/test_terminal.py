@@ -13,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 
 from helpers import model, normal
-from lsuv_cli import tables
-from lsuv_cli.tables import Column
+from lsuv_cli.cli import tables
+from lsuv_cli.cli.tables import Column
 from shell import LSUV, MAXOUT, lsuv, on_a_terminal
 
 DATA = MAXOUT.with_suffix(".npy")

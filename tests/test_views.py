@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import entry, is_orthonormal, model, near_one, normal, tensor, unchanged_but, values, variances
-from lsuv_cli import initialize, views
+from lsuv_cli import initialize
+from lsuv_cli.model import views
 
 X = normal(64, 8, seed=1)
 

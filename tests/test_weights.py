@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from lsuv_cli import weights
+from lsuv_cli.scaling import weights
+from lsuv_cli.scaling.weights import orthonormal, pre_initialize, stream
 from lsuv_cli.settings import PreInit
-from lsuv_cli.weights import orthonormal, pre_initialize, stream
 
 DRAWN = [kind for kind in PreInit if kind is not PreInit.KEEP]
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from helpers import model, normal, variances
-from lsuv_cli import algorithm, estimate, initialize, runtime
+from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.scaling import algorithm, runtime
+from lsuv_cli.scaling import memory_needs as estimate
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
 PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}

@@ -16,13 +16,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from lsuv_cli import moments
-from lsuv_cli.constants import numpy_type
-from lsuv_cli.graph import Graph, attribute
-from lsuv_cli.layers import CONVOLUTIONS, Layer
-from lsuv_cli.moments import Probe, Units
-from lsuv_cli.precision import Retype, retyped_node
-from lsuv_cli.stages import Plan, Stage, Step
+from lsuv_cli.model.constants import numpy_type
+from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.layers import CONVOLUTIONS, Layer
+from lsuv_cli.scaling import moments
+from lsuv_cli.scaling.moments import Probe, Units
+from lsuv_cli.scaling.precision import Retype, retyped_node
+from lsuv_cli.scaling.stages import Plan, Stage, Step
 
 Array = NDArray[Any]
 

@@ -22,9 +22,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from lsuv_cli import guard
+from lsuv_cli.cli import child_process as guard
 from lsuv_cli.errors import OutputError
-from lsuv_cli.modelfile import ModelFile, Range, id_of, is_external, load, tensors
+from lsuv_cli.model.file import ModelFile, Range, id_of, is_external, load, tensors
 
 Array = NDArray[Any]
 
@@ -169,7 +169,7 @@ class Draft:
         self._drop_unread([name for name in node.input if name])
 
     def _drop_unread(self, names: list[str]) -> None:
-        from lsuv_cli.graph import captures
+        from lsuv_cli.model.graph import captures
 
         graph = self.file.proto.graph
         while names:

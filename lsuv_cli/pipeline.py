@@ -14,35 +14,30 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import (
-    algorithm,
-    calibration,
-    carry,
-    estimate,
-    layers,
-    madeup,
-    norms,
-    outcome,
-    preparation,
-    runtime,
-    stages,
-    weights,
-)
-from lsuv_cli import graph as graphs
-from lsuv_cli.algorithm import Turn
-from lsuv_cli.calibration import Calibration, Data, InputSpec
-from lsuv_cli.datafiles import available_memory
-from lsuv_cli.draft import Draft
+from lsuv_cli import layer_reports as outcome
+from lsuv_cli.data import batches as calibration
+from lsuv_cli.data import random_data as madeup
+from lsuv_cli.data.batches import Calibration, Data, InputSpec
+from lsuv_cli.data.files import available_memory
+from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.graph import Graph
-from lsuv_cli.images import ImageOptions
-from lsuv_cli.layers import Found
-from lsuv_cli.modelfile import ModelFile
-from lsuv_cli.moments import Moments
-from lsuv_cli.preparation import Prepared
+from lsuv_cli.home import names as carry
+from lsuv_cli.model import batch_norm as norms
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import layers
+from lsuv_cli.model import prepare as preparation
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.file import ModelFile
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Found
+from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import LayerReport, Report, Status
+from lsuv_cli.scaling import algorithm, runtime, stages, weights
+from lsuv_cli.scaling import memory_needs as estimate
+from lsuv_cli.scaling.algorithm import Turn
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.settings import PreInit, Settings
-from lsuv_cli.stages import Plan
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli.graph import Graph, attribute
-from lsuv_cli.layers import Layer
+from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.layers import Layer
 
 Array = NDArray[Any]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from lsuv_cli.calibration import BatchSize, Calibration, from_arrays
-from lsuv_cli.datafiles import Array
+from lsuv_cli.data.batches import BatchSize, Calibration, from_arrays
+from lsuv_cli.data.files import Array
+from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.errors import DataError
-from lsuv_cli.inputs import InputSpec
 
 RANDOM = "random"  # what `--data` says to ask for it
 SAMPLES = 64

@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli import constants, guard
+from lsuv_cli.cli import child_process as guard
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import PRODUCTS, Found, Layer
-from lsuv_cli.preparation import Prepared
+from lsuv_cli.model import constants
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import PRODUCTS, Found, Layer
+from lsuv_cli.model.prepare import Prepared
 
 Array = NDArray[Any]
 FORMATS = frozenset({".safetensors", ".npz"})

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lsuv_cli.graph import Graph
-from lsuv_cli.homogeneity import carries
-from lsuv_cli.layers import Layer, by_tensor
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Layer, by_tensor
+from lsuv_cli.scaling.homogeneity import carries
 
 IGNORES_SCALE = frozenset({"Shape", "Size"})
 # With weights of He's standard deviation a ReLU layer keeps its input's scale roughly; sixteen of them, and sixteen

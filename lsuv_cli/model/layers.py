@@ -23,12 +23,12 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from lsuv_cli import matrices
-from lsuv_cli.constants import Constants, LeftAlone, Read, Weight
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.graph import Graph, attribute, inner_nodes
-from lsuv_cli.matrices import MatrixForm
-from lsuv_cli.views import Shape
+from lsuv_cli.model import matrices
+from lsuv_cli.model.constants import Constants, LeftAlone, Read, Weight
+from lsuv_cli.model.graph import Graph, attribute, inner_nodes
+from lsuv_cli.model.matrices import MatrixForm
+from lsuv_cli.model.views import Shape
 
 Array = NDArray[Any]
 

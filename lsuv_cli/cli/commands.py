@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lsuv_cli import guard, terminal
-from lsuv_cli import options as o
+from lsuv_cli.cli import child_process as guard
+from lsuv_cli.cli import options as o
+from lsuv_cli.cli import terminal
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.settings import Bias, PreInit, Tied
 from lsuv_cli.version import __version__
@@ -135,7 +136,7 @@ def init(
                 )
             if target == "-" and not dry_run:
                 assert done.model is not None
-                from lsuv_cli.draft import serialized
+                from lsuv_cli.model.draft import serialized
 
                 terminal.write_bytes(serialized(done.model))
             _tell(done.report, console, verbose=verbose)
@@ -179,8 +180,8 @@ def inspect(
             raise LsuvError("--json and --csv both want standard output; give one of them")
         settings = o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory)
         console = terminal.console()
-        from lsuv_cli import display
         from lsuv_cli.api import inspect as look
+        from lsuv_cli.cli import display
 
         with terminal.progress(console, not (json or csv)) as listen:
             report = look(_source(model), list(data) if data else None, listen=listen, seed=seed, **settings)
@@ -223,8 +224,8 @@ def check(
         settings |= {"tol": tol, "target_variance": target_variance, "seed": seed}
         picture = _plot(plot)
         console = terminal.console(quiet=quiet)
-        from lsuv_cli import display
         from lsuv_cli.api import measure
+        from lsuv_cli.cli import display
 
         with terminal.progress(console, not quiet) as listen:
             report = measure(_source(model), list(data), listen=listen, **settings)
@@ -270,8 +271,8 @@ def compare(
         settings = o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory)
         picture = _plot(plot)
         console = terminal.console()
-        from lsuv_cli import display
         from lsuv_cli.api import compare as side_by_side
+        from lsuv_cli.cli import display
 
         with terminal.progress(console, not json) as listen:
             names = [name.strip() for name in inits.split(",") if name.strip()]
@@ -326,7 +327,7 @@ def _source(model: str) -> str | bytes:
 
 def _tell(report: Report, console: Console, *, verbose: bool) -> None:
     """Warnings and table for people."""
-    from lsuv_cli import display
+    from lsuv_cli.cli import display
 
     _warn(report, console)
     display.show(report, console, verbose=verbose)
@@ -348,14 +349,14 @@ def _print_json(value: Any) -> None:
 def _plot(path: str | None) -> Path | None:
     if path is None:
         return None
-    from lsuv_cli import plot
+    from lsuv_cli.cli import plot
 
     return plot.check(path)
 
 
 def _draw(reports: dict[str, Report], path: Path) -> None:
     """The variances of one run, or of several side by side."""
-    from lsuv_cli import plot
+    from lsuv_cli.cli import plot
 
     report = next(iter(reports.values()))
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)

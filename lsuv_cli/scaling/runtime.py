@@ -21,8 +21,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
-from lsuv_cli.assembly import StageModel
 from lsuv_cli.errors import DeviceError, ModelError, OutputError
+from lsuv_cli.scaling.stage_model import StageModel
 
 Array = NDArray[Any]
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli import constants, layers, norms, ownership
-from lsuv_cli import graph as graphs
-from lsuv_cli.draft import Draft
 from lsuv_cli.errors import ModelError
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Found, Layer
+from lsuv_cli.model import batch_norm as norms
+from lsuv_cli.model import constants, layers, ownership
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Found, Layer
 from lsuv_cli.settings import Bias, PreInit, Settings
 
 Array = NDArray[Any]

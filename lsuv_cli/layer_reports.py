@@ -9,15 +9,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lsuv_cli import layers
-from lsuv_cli.algorithm import Turn, pooled
-from lsuv_cli.layers import Found, Layer, Recurrent, Skipped
-from lsuv_cli.moments import Moments
-from lsuv_cli.preparation import Prepared
+from lsuv_cli.model import layers
+from lsuv_cli.model.layers import Found, Layer, Recurrent, Skipped
+from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import LayerReport, Status
+from lsuv_cli.scaling.algorithm import Turn, pooled
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.stages import Plan
+from lsuv_cli.scaling.weights import mean_and_square
 from lsuv_cli.settings import Settings
-from lsuv_cli.stages import Plan
-from lsuv_cli.weights import mean_and_square
 
 Array = NDArray[Any]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from lsuv_cli import tables
-from lsuv_cli.estimate import amount
+from lsuv_cli.cli import tables
+from lsuv_cli.cli.tables import Column
 from lsuv_cli.report import FINE, LayerReport, Report, Status
-from lsuv_cli.tables import Column
+from lsuv_cli.scaling.memory_needs import amount
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
 LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)

@@ -22,11 +22,12 @@ from typing import Literal, overload
 
 import numpy as np
 
-from . import datafiles, images
-from .datafiles import Array, StoredArray
-from .errors import DataError
-from .images import ImageOptions
-from .inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require, taking_pictures
+from lsuv_cli.data import files as datafiles
+from lsuv_cli.data import images
+from lsuv_cli.data.files import Array, StoredArray
+from lsuv_cli.data.images import ImageOptions
+from lsuv_cli.data.inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require, taking_pictures
+from lsuv_cli.errors import DataError
 
 __all__ = [
     "Batch",

@@ -23,18 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TypeProto, helper
 
-from lsuv_cli import estimate, precision, weights
-from lsuv_cli.assembly import Assembler
-from lsuv_cli.constants import numpy_type
-from lsuv_cli.datafiles import available_memory
-from lsuv_cli.draft import Draft
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Layer, by_tensor
-from lsuv_cli.moments import Accumulator, Moments
+from lsuv_cli.data.files import available_memory
+from lsuv_cli.model.constants import numpy_type
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.report import Status
-from lsuv_cli.runtime import Device, Frontier, Session, Unsupported
+from lsuv_cli.scaling import memory_needs as estimate
+from lsuv_cli.scaling import precision, weights
+from lsuv_cli.scaling.moments import Accumulator, Moments
+from lsuv_cli.scaling.runtime import Device, Frontier, Session, Unsupported
+from lsuv_cli.scaling.stage_model import Assembler
+from lsuv_cli.scaling.stages import Plan, Stage
 from lsuv_cli.settings import PreInit
-from lsuv_cli.stages import Plan, Stage
 
 Array = NDArray[Any]
 Batches = Sequence[Mapping[str, Array]]

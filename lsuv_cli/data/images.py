@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from lsuv_cli.datafiles import Array, StoredArray, by_name
+from lsuv_cli.data.files import Array, StoredArray, by_name
+from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.errors import DataError
-from lsuv_cli.inputs import InputSpec
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 

@@ -18,9 +18,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from lsuv_cli import views
-from lsuv_cli.graph import Graph, attribute
-from lsuv_cli.views import Shape, View
+from lsuv_cli.model import views
+from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.views import Shape, View
 
 Array = NDArray[Any]
 Read = Callable[[str], Array]  # a stored tensor's present values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from lsuv_cli.graph import Graph, attribute
+from lsuv_cli.model.graph import Graph, attribute
 
 # f(s·x) = s·f(x) for s > 0, whatever else they read being constant.
 CARRIES = frozenset(

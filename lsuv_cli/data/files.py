@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DataError
+from lsuv_cli.errors import DataError
 
 Array = npt.NDArray[Any]
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.graph import Graph
-from lsuv_cli.stages import Plan, Stage
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.scaling.stages import Plan, Stage
 
 Array = NDArray[Any]
 SMALL = 1024  # bytes; constants up to this size may be shapes, which inference has to see

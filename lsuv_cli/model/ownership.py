@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli.constants import Weight, numpy_type, readers_of
-from lsuv_cli.draft import Draft
-from lsuv_cli.graph import Graph
-from lsuv_cli.layers import Found, Layer, Recurrent
+from lsuv_cli.model.constants import Weight, numpy_type, readers_of
+from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Found, Layer, Recurrent
 from lsuv_cli.settings import Tied
 
 Array = NDArray[Any]

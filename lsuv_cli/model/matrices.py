@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from lsuv_cli.constants import LeftAlone
-from lsuv_cli.graph import attribute
-from lsuv_cli.views import Shape
+from lsuv_cli.model.constants import LeftAlone
+from lsuv_cli.model.graph import attribute
+from lsuv_cli.model.views import Shape
 
 Array = NDArray[Any]
 

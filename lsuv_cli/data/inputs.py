@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from .datafiles import UNNAMED, Array, Contents, StoredArray
-from .errors import DataError
+from lsuv_cli.data.files import UNNAMED, Array, Contents, StoredArray
+from lsuv_cli.errors import DataError
 
 Dim = int | str | None
 

@@ -1,0 +1,1 @@
+"""LSUV: random weights, stages, sessions, the loop. The only user of onnxruntime."""
