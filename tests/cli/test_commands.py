@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from independent import layer_variances, stored
 
-SAMPLES = Path(__file__).parent.parent / "sample_models"
+SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 MODEL = SAMPLES / "fitnet_mnist_maxout.onnx"
 DATA = SAMPLES / "fitnet_mnist_maxout.npy"
 LSUV = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
