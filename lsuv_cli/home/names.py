@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from lsuv_cli import temporary
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.model import constants
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import PRODUCTS, Found, Layer
+from lsuv_cli.model.layers import PRODUCTS, Layer, LayerSet
 from lsuv_cli.model.prepare import Prepared
 
 Array = NDArray[Any]
@@ -48,7 +47,7 @@ class Names:
     lost: bool  # the weight's own name, and with it its layout
 
 
-def names(graph: Graph, found: Found) -> dict[str, Names]:
+def names(graph: Graph, found: LayerSet) -> dict[str, Names]:
     """The names of all layers' tensors, by the layers' outputs, in a model as it was exported."""
     scopes = {layer.output: _scope(graph, layer) for layer in found.layers}
     first: dict[str, str] = {}  # the module that a tensor's name speaks of
@@ -113,29 +112,28 @@ def check(path: str | os.PathLike[str], force: bool) -> Path:
     return target
 
 
-def collect(prepared: Prepared, called: Mapping[str, Names], read: Callable[[str], Array]) -> dict[str, Array]:
+def collect(prepared: Prepared, called: Mapping[str, Names]) -> dict[str, Array]:
     """The tensors of all initialized layers, under the names a module has."""
     found: dict[str, Array] = {}
-    for layer in prepared.found.layers:
-        for name, stored, array in _tensors(layer, called[layer.output], prepared.graph, read):
+    graph = prepared.graph
+    for layer in prepared.layers.layers:
+        for name, stored, array in _tensors(layer, called[layer.output], graph):
             clash = name in found and not np.array_equal(found[name], array)
             found[stored if clash else name] = np.ascontiguousarray(array)
-    for item in prepared.found.recurrent:  # frameworks order their gates differently: under their ONNX names
-        found |= {weight.base: np.ascontiguousarray(read(weight.base)) for weight, _ in item.weights}
+    for item in prepared.layers.recurrent:  # frameworks order their gates differently: under their ONNX names
+        found |= {weight.base: np.ascontiguousarray(graph.array(weight.base)) for weight, _ in item.weights}
     return found
 
 
-def _tensors(
-    layer: Layer, called: Names, graph: Graph, read: Callable[[str], Array]
-) -> Iterator[tuple[str, str, Array]]:
+def _tensors(layer: Layer, called: Names, graph: Graph) -> Iterator[tuple[str, str, Array]]:
     """A layer's tensors: the module's name, the stored tensor's name, and the values in the module's layout."""
     weight = layer.weight
-    array = read(weight.base)
+    array = graph.array(weight.base)
     if called.lost and layer.op in PRODUCTS and len(weight.shape) == 2:
         array = layer.form.matrices(weight.seen(array))[0]
     yield called.weight, weight.base, array
     if called.bias and layer.bias is not None:
-        bias = constants.evaluate(graph, read, layer.bias.value)
+        bias = graph.known(layer.bias.value)
         if bias is not None:
             yield called.bias, layer.bias.value, bias
 
