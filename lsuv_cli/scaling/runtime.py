@@ -46,6 +46,10 @@ class Unsupported(ModelError):
     """The device has no kernel for an operator with these types."""
 
 
+class UnknownOperator(ModelError):
+    """The model has an operator that onnxruntime does not know: one of the user's own, or a misspelt one."""
+
+
 @dataclass(frozen=True)
 class Device:
     """Where sessions run."""
@@ -135,22 +139,15 @@ def refusal(model: str | bytes) -> str:
     return ""
 
 
-def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array] | None:
+def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array]:
     """Open a model as it is and run it without optimizers; its outputs that are tensors.
 
-    None if the CPU has no kernel for one of its operators. A model that onnxruntime refuses is an error.
+    `Unsupported` if the CPU has no kernel for one of its operators; a model that onnxruntime refuses is an error.
     """
     options = _options(optimized=False)
     options.intra_op_num_threads = threads
-    try:
-        with translated():
-            session = ort.InferenceSession(model, options, providers=[CPU])
-    except Unsupported:
-        return None
-    except ModelError as problem:
-        raise ModelError(
-            f"onnxruntime does not take the model: {problem.__cause__ and _one_line(problem.__cause__)}"
-        ) from problem
+    with translated("onnxruntime does not take the model"):
+        session = ort.InferenceSession(model, options, providers=[CPU])
     bfloat16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
     kinds = {i.name: i.type for i in session.get_inputs()}
     values = {
@@ -159,11 +156,8 @@ def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int
         if name in kinds
     }
     names = [o.name for o in session.get_outputs()]
-    try:
-        with translated():
-            found = session.run_with_ort_values(names, values)
-    except Unsupported:
-        return None
+    with translated():
+        found = session.run_with_ort_values(names, values)
     return {name: to_numpy(value) for name, value in zip(names, found, strict=True) if value.is_tensor()}
 
 
@@ -182,8 +176,8 @@ def open_without_weights(model: onnx.ModelProto) -> None:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             body.initializer.append(tensor)
-    if reason := refusal(bare.SerializeToString()):
-        raise ModelError(f"onnxruntime does not take the model: {reason}")
+    with translated("onnxruntime does not take the model"):
+        ort.InferenceSession(bare.SerializeToString(), _options(optimized=False), providers=[CPU])
 
 
 def _options(*, optimized: bool) -> Any:
@@ -404,7 +398,8 @@ def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]
             raise ModelError(
                 "onnxruntime ran out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
             ) from problem
-        raise ModelError(f"{what}: {_one_line(problem)}") from problem
+        kind_of_error = UnknownOperator if "is not a registered function/op" in str(problem) else ModelError
+        raise kind_of_error(f"{what}: {_one_line(problem)}") from problem
 
 
 def _one_line(problem: BaseException) -> str:

@@ -27,7 +27,8 @@ from onnx import TypeProto, helper
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
-from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.flatten import STANDARD_DOMAINS
+from lsuv_cli.model.graph import OLDEST_OPSET, Graph
 from lsuv_cli.model.layers import CONVOLUTIONS, Layer
 from lsuv_cli.model.prepare import Look
 from lsuv_cli.model.random_ops import is_random
@@ -37,7 +38,7 @@ from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Batch, Pass, Runner
-from lsuv_cli.scaling.runtime import Session, Unsupported
+from lsuv_cli.scaling.runtime import Session, UnknownOperator, Unsupported
 from lsuv_cli.scaling.stages import Stage
 
 Array = NDArray[Any]
@@ -67,24 +68,35 @@ class Measured:
 
 def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> Measured:
     """Measure every layer of a model as it stands, in the model's own types where the device can."""
-    outputs = _open(file, look, needs)
+    outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
     for retype in ({}, precision.HALF, precision.ALL):
         try:
-            return _Measuring(look, needs, retype, units).run(outputs)
+            measured = _Measuring(look, needs, retype, units).run(outputs)
+            return replace(measured, warnings=(*warnings, *measured.warnings))
         except Unsupported as why:
             problem = why
     assert problem is not None
     raise problem
 
 
-def _open(file: ModelFile, look: Look, needs: Pass) -> dict[str, Array] | None:
-    """Open the file in onnxruntime as it is; what it puts out for the few samples, unless its weights are left out."""
+def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
+    """Open the file in onnxruntime as it is; what it puts out for the few samples, as far as that can be had here."""
     size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
-    if size > VERIFY_BYTES:
-        runtime.open_without_weights(file.proto)
-        return None
-    return runtime.run_unoptimized(file.path or file.proto.SerializeToString(), needs.few, needs.device.threads)
+    try:
+        if size > VERIFY_BYTES:
+            runtime.open_without_weights(file.proto)
+            return {}, []
+        model = file.path or file.proto.SerializeToString()
+        return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
+    except UnknownOperator as problem:
+        # Layers before an operator of the user's own can be measured all the same.
+        return {}, [f"{problem}; what stands in front of it was measured, the file as a whole could not be opened"]
+    except Unsupported:
+        # The CPU has no kernels for bfloat16 products, say; but all it ever had for an older operator set is gone.
+        if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
+            raise
+        return {}, []
 
 
 class _Measuring:
@@ -107,7 +119,7 @@ class _Measuring:
         self.equal_groups = _equal_shapes(needs.batches) and not _makes_shapes(look.graph)
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
 
-    def run(self, outputs: Mapping[str, Array] | None) -> Measured:
+    def run(self, outputs: Mapping[str, Array]) -> Measured:
         found: dict[str, Moments] = {}
         try:
             for index, stage in enumerate(self.plan.stages):
@@ -231,11 +243,11 @@ class _Measuring:
             return None
         return Units(layer.form.shape[1], () if layer.position == 1 else (-1,))
 
-    def _check_outputs(self, outputs: Mapping[str, Array] | None) -> list[str]:
+    def _check_outputs(self, outputs: Mapping[str, Array]) -> list[str]:
         """Compare the model's outputs with those of the file opened as it is; warn of those that are not finite."""
         warnings: list[str] = []
         random = any(is_random(node, self.graph.tensors) for node in self.graph.nodes)
-        for name, array in (outputs or {}).items():
+        for name, array in outputs.items():
             if array.dtype.kind not in "f" or not array.size:
                 continue
             if not np.isfinite(array).all():
