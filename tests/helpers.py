@@ -25,6 +25,10 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
     return rng(seed).standard_normal(shape).astype(dtype)
 
 
+def square(*names, size=8):
+    return {name: normal(size, size, seed=k) for k, name in enumerate(names)}
+
+
 def model(text: str, opset: int = 18, ir: int = 9, microsoft: bool = False, **tensors: Array) -> onnx.ModelProto:
     """A model from the text of its graph; `tensors` become initializers in the order given.
 
