@@ -139,7 +139,8 @@ def unchanged_but(before: onnx.ModelProto, after: onnx.ModelProto, *names: str) 
     old = {t.name: t for t in before.graph.initializer}
     for held in copy.graph.initializer:
         if held.name in names:
-            assert list(held.dims) == list(old[held.name].dims) and held.data_type == old[held.name].data_type
+            assert list(held.dims) == list(old[held.name].dims)
+            assert held.data_type == old[held.name].data_type
             held.CopyFrom(old[held.name])
     old_nodes = {n.output[0]: n for n in before.graph.node if n.op_type == "Constant"}
     for node in copy.graph.node:

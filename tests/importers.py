@@ -52,7 +52,8 @@ Outcome = dict[str, float | str]
 
 def sample_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("sample_models_build", SAMPLES / "build.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     spec.loader.exec_module(module)

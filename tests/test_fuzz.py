@@ -18,7 +18,8 @@ def test_damaged_models_and_data_succeed_or_are_refused():
     assert not [finding for finding in findings if finding[1] != "crash"]
     assert counts.total() == CASES
     # Damage that is all refused, or all accepted, would show little.
-    assert counts["ok"] > CASES // 10 and counts["refused"] > CASES // 4
+    assert counts["ok"] > CASES // 10
+    assert counts["refused"] > CASES // 4
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def test_batches_are_a_sequence_that_can_be_gone_through_again() -> None:
 
 def test_inputs_must_agree_in_their_samples() -> None:
     text = message({"x": normal(8, 2), "ids": np.ones((7, 5), int)}, ROWS, IDS)
-    assert "input 'x' has 8 samples, input 'ids' 7" in text and "--batch-size all" in text
+    assert "input 'x' has 8 samples, input 'ids' 7" in text
+    assert "--batch-size all" in text
 
 
 def test_names_of_axes_mean_nothing() -> None:
@@ -146,7 +147,8 @@ RATE = InputSpec("rate", "int64", ())
 
 def test_a_recurrent_state_beside_a_batch_is_not_guessed_at() -> None:
     text = message({"x": normal(8, 2), "state": normal(2, 8, 128)}, ROWS, STATE)
-    assert "input 'x' has 8 samples, input 'state' 2" in text and "--batch-size all" in text
+    assert "input 'x' has 8 samples, input 'state' 2" in text
+    assert "--batch-size all" in text
 
 
 def test_fixed_batches_of_different_size_are_not_guessed_at() -> None:
@@ -283,7 +285,8 @@ def test_data_of_mean_0_and_variance_1_gives_no_warning() -> None:
 def test_data_far_from_mean_0_and_variance_1_gives_a_warning(scale: float, shift: float, expected: str) -> None:
     signs = np.tile([[1.0, -1.0]], (200_000, 1))
     (warning,) = from_arrays(signs * scale + shift, [ROWS], batch_size=7).warnings
-    assert warning.startswith("input 'x'") and expected in warning
+    assert warning.startswith("input 'x'")
+    assert expected in warning
 
 
 def test_the_mean_of_far_away_pieces_is_exact() -> None:

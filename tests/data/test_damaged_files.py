@@ -96,7 +96,8 @@ def test_a_bad_npy_file(tmp_path: Path, kind: str) -> None:
     content, expected = BAD_ARRAYS[kind]
     (tmp_path / "c.npy").write_bytes(content)
     text = message([f"{tmp_path}/c.npy"], ROWS)
-    assert "c.npy" in text and expected in text
+    assert "c.npy" in text
+    assert expected in text
 
 
 @pytest.mark.parametrize("kind", BAD_ARRAYS)
@@ -105,13 +106,15 @@ def test_a_bad_array_in_an_npz_file(tmp_path: Path, kind: str) -> None:
     with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive:
         archive.writestr("x.npy", content)
     text = message([f"{tmp_path}/c.npz"], ROWS)
-    assert "c.npz" in text and expected in text
+    assert "c.npz" in text
+    assert expected in text
 
 
 def test_text_beyond_unicode(tmp_path: Path) -> None:
     (tmp_path / "c.npy").write_bytes(header("(3,)", "'<U1'") + b"\xff" * 12)
     text = message([f"{tmp_path}/c.npy"], InputSpec("s", "string", ("N",)))
-    assert "c.npy: input 's'" in text and "its text is not valid UTF-8" in text
+    assert "c.npy: input 's'" in text
+    assert "its text is not valid UTF-8" in text
 
 
 def test_a_bad_array_that_no_input_needs_does_no_harm(tmp_path: Path) -> None:

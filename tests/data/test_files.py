@@ -112,7 +112,8 @@ def test_npz_files_of_a_directory_need_the_same_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=normal(2, 2), ids=np.ones((2, 5), int))
     np.savez(tmp_path / "b.npz", x=normal(2, 2))
     text = message([str(tmp_path)], ROWS, IDS)
-    assert "b.npz" in text and "only one of them has 'ids'" in text
+    assert "b.npz" in text
+    assert "only one of them has 'ids'" in text
 
 
 def test_inputs_fed_file_by_file_need_as_many_files(tmp_path: Path) -> None:

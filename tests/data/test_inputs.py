@@ -20,7 +20,9 @@ def test_an_unknown_name_lists_the_inputs(tmp_path: Path) -> None:
 
 def test_an_npy_file_for_one_of_two_inputs_needs_a_name(tmp_path: Path) -> None:
     text = message([saved(tmp_path / "c.npy", normal(3, 2))], ROWS, IDS)
-    assert "c.npy" in text and "'ids'" in text and "NAME=PATH" in text
+    assert "c.npy" in text
+    assert "'ids'" in text
+    assert "NAME=PATH" in text
 
 
 def test_an_optional_input_needs_no_data(tmp_path: Path) -> None:
@@ -113,7 +115,8 @@ def test_integers_are_cast_where_their_values_fit(declared: str, given_as: str, 
 )
 def test_types_that_do_not_fit(declared: str, given_as: str, values: list[Any], expected: str) -> None:
     text = message(np.array(values, given_as), InputSpec("i", declared, ("N",)))
-    assert "'i'" in text and expected in text
+    assert "'i'" in text
+    assert expected in text
 
 
 @pytest.mark.parametrize("given_as", ["U3", "S3", "object"])
@@ -126,7 +129,8 @@ def test_strings_are_fed_as_objects(given_as: str) -> None:
 def test_fortran_order_is_delivered_in_c_order(tmp_path: Path) -> None:
     values = counting(5, 2).astype(np.float32)
     value = read([saved(tmp_path / "c.npy", np.asfortranarray(values))], [ROWS]).batches[0]["x"]
-    assert value.flags.c_contiguous and value.tolist() == values.tolist()
+    assert value.flags.c_contiguous
+    assert value.tolist() == values.tolist()
 
 
 # NaN and Inf
@@ -192,7 +196,8 @@ def test_nan_in_samples_that_are_not_used_is_no_error(options: Any) -> None:
 )
 def test_a_shape_that_does_not_fit_says_what_would(spec: Any, shape: Any, expected: str) -> None:
     text = message(normal(*shape), InputSpec("data", "float32", spec))
-    assert "array: input 'data'" in text and expected in text
+    assert "array: input 'data'" in text
+    assert expected in text
 
 
 def test_a_shape_error_names_the_file(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ def test_a_fixed_batch_is_filled_and_the_tail_left_out_with_a_warning():
                    w=normal(8, 8), v=normal(8, 8, seed=1))  # fmt: skip
     x = normal(18, 8, seed=2)
     result = initialize(before, x)
-    assert result.report.samples == 16 and result.report.batches == 4
+    assert result.report.samples == 16
+    assert result.report.batches == 4
     assert any("2" in warning and "left out" in warning for warning in result.report.warnings)
     runs = [values(result.model, {"x": x[k : k + 4]}, ["y"])["y"] for k in range(0, 16, 4)]
     assert abs(np.concatenate(runs).var() - 1) < 1e-3

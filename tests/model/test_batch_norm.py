@@ -21,7 +21,8 @@ def test_training_mode_is_warned_about():
     )
     result = initialize(before, normal(64, 8, 3))
     text = " ".join(result.report.warnings)
-    assert "1 Dropout node is in training mode" in text and "1 BatchNormalization node is in training mode" in text
+    assert "1 Dropout node is in training mode" in text
+    assert "1 BatchNormalization node is in training mode" in text
 
 
 NORM = """g (float[N,3,6,6] x) => (float y) {
@@ -52,8 +53,10 @@ def test_reset_norm_does_not_reach_a_norm_that_shares_the_vectors():
     result = initialize(normalized(), x, reset_norm=True)
     nodes = [n for n in result.model.graph.node if n.op_type == "BatchNormalization"]
     for node in nodes[:2]:
-        assert not tensor(result.model, node.input[3]).any() and (tensor(result.model, node.input[4]) == 1).all()
+        assert not tensor(result.model, node.input[3]).any()
+        assert (tensor(result.model, node.input[4]) == 1).all()
     assert list(nodes[2].input) == ["o", "s", "b", "m", "v"]  # it stands behind another norm, not behind a layer
-    assert (tensor(result.model, "m") == 3).all() and (tensor(result.model, "v") == 9).all()
+    assert (tensor(result.model, "m") == 3).all()
+    assert (tensor(result.model, "v") == 9).all()
     assert near_one(variances(result.model, {"x": x}))
     assert not any("keep statistics" in w for w in result.report.warnings)

@@ -25,11 +25,14 @@ def test_functions_nested_with_weights_from_the_main_graph():
         c=normal(8),
     )
     result = initialize(before, X)
-    assert len(result.report.layers) == 2 and all(layer.status == "ok" for layer in result.report.layers)
-    assert not tensor(result.model, "b").any() and is_orthonormal(tensor(result.model, "u"))
+    assert len(result.report.layers) == 2
+    assert all(layer.status == "ok" for layer in result.report.layers)
+    assert not tensor(result.model, "b").any()
+    assert is_orthonormal(tensor(result.model, "u"))
     u, v = (tensor(result.model, name).astype(np.float64) for name in ("u", "v"))
     h = X @ u
-    assert abs(h.var() - 1) < 1e-3 and abs((np.maximum(h, 0) @ v).var() - 1) < 1e-3
+    assert abs(h.var() - 1) < 1e-3
+    assert abs((np.maximum(h, 0) @ v).var() - 1) < 1e-3
     assert unchanged_but(before, result.model, "u", "v", "b", "c")
 
 
@@ -43,7 +46,8 @@ def test_a_function_called_twice_with_one_weight_shares_it():
     feeds = {"x": X, "z": 3 * normal(64, 8, seed=5)}
     result = initialize(before, feeds)
     found = variances(result.model, feeds, ["a", "b"])
-    assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3 and found["b"] > 2 * found["a"]
+    assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3
+    assert found["b"] > 2 * found["a"]
     assert unchanged_but(before, result.model, "u")
     # A function cannot be rewired for one of its calls.
     untied = initialize(before, feeds, tied="untie")
@@ -62,7 +66,9 @@ def test_a_constant_weight_inside_a_function_is_left_alone():
     x = normal(64, 2)
     result = initialize(before, x)
     (left, done) = result.report.layers
-    assert left.status == "skipped" and "inside a function" in left.notes[0] and done.status == "ok"
+    assert left.status == "skipped"
+    assert "inside a function" in left.notes[0]
+    assert done.status == "ok"
     assert near_one(variances(result.model, {"x": x}, ["y"]))
     assert unchanged_but(before, result.model, "v")
 
@@ -148,7 +154,8 @@ def test_a_layer_inside_a_body_is_left_alone():
     feeds = {"x": X, "flag": np.array(True)}
     result = initialize(before, feeds, batch_size="all")
     inside = entry(result, "p")
-    assert inside.status == "skipped" and "inside the body of If" in inside.notes[0]
+    assert inside.status == "skipped"
+    assert "inside the body of If" in inside.notes[0]
     assert near_one(variances(result.model, feeds, ["a", "y"], reference=False))
     assert unchanged_but(before, result.model, "u", "v")
 

@@ -33,7 +33,8 @@ def test_fused_conv_is_measured_behind_its_activation(activation):
     found = variances(result.model, {"x": x}, ["a", "y"], reference=False)
     assert f"measured after the {activation} that is inside the FusedConv" in entry(result, "a").notes
     if "Relu" in activation:
-        assert near_one(found) and result.report.stages == 1
+        assert near_one(found)
+        assert result.report.stages == 1
     else:  # what is between -1 and 1 can come near variance 1, no more; the report tells what it got
         assert found["a"] == pytest.approx(entry(result, "a").variance, rel=1e-3)
         assert found["y"] == pytest.approx(entry(result, "y").variance, rel=1e-3)
@@ -79,7 +80,8 @@ def test_fused_matmul(trans_b):
     )
     x = normal(64, 8, seed=1)
     after = initialize(before, x).model
-    assert near_one(variances(after, {"x": x}, reference=False)) and is_orthonormal(tensor(after, "w"))
+    assert near_one(variances(after, {"x": x}, reference=False))
+    assert is_orthonormal(tensor(after, "w"))
 
 
 def test_operators_of_a_domain_that_onnxruntime_knows_run_as_they_are():

@@ -311,4 +311,5 @@ def test_what_is_not_a_weight_is_the_same_to_the_last_byte():
     assert before.SerializeToString() == copy.SerializeToString()  # what was given is not changed
     assert unchanged_but(before, result.model, "u", "v", "c")
     kept = {p.key: p.value for p in result.model.metadata_props}
-    assert kept["author"] == "someone" and kept["lsuv.version"] == lsuv_cli.__version__
+    assert kept["author"] == "someone"
+    assert kept["lsuv.version"] == lsuv_cli.__version__

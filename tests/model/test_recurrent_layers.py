@@ -43,7 +43,8 @@ def test_a_recurrent_layer_is_orthonormal_gate_by_gate_if_asked(op):
     for name in ("w", "r"):
         weight = tensor(result.model, name)[0]
         assert all(is_orthonormal(gate) for gate in np.split(weight, gates))
-        assert np.allclose(np.linalg.norm(weight[:5], axis=0 if name == "w" else 1)[0], 1, atol=1) and weight.any()
+        assert np.allclose(np.linalg.norm(weight[:5], axis=0 if name == "w" else 1)[0], 1, atol=1)
+        assert weight.any()
     assert near_one(variances(result.model, {"x": x}, ["z"]))
     assert unchanged_but(before, result.model, "w", "r", "v")
 
@@ -52,7 +53,8 @@ def test_a_recurrent_layer_is_orthonormal_gate_by_gate_if_asked(op):
 def test_a_recurrent_layer_is_left_alone_otherwise(op):
     _, before = recurrent(op)
     result = initialize(before, normal(7, 16, 5), batch_size="all")
-    assert entry(result, "y").status == "skipped" and "--recurrent" in entry(result, "y").notes[0]
+    assert entry(result, "y").status == "skipped"
+    assert "--recurrent" in entry(result, "y").notes[0]
     assert unchanged_but(before, result.model, "v")
 
 
@@ -70,4 +72,5 @@ def test_a_recurrent_weight_that_something_else_reads_is_not_written():
     assert unchanged_but(before, result.model)
     untied = initialize(before, x, batch_size="all", recurrent=True, tied="untie").model
     names = [node.input[1] for node in untied.graph.node]
-    assert len(set(names)) == 2 and all(is_orthonormal(tensor(untied, name)[0]) for name in names)
+    assert len(set(names)) == 2
+    assert all(is_orthonormal(tensor(untied, name)[0]) for name in names)

@@ -121,7 +121,8 @@ def watched(monkeypatch, tmp_path):
 def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, watched):
     graph, data = GRAPHS[name]
     report = initialize(graph, data, device="cpu", batch_size=4).report
-    assert report.exit_code == 0 and report.batches == 3
+    assert report.exit_code == 0
+    assert report.batches == 3
     in_the_graph = sum(node.op_type in PRODUCTS for node in graph.graph.node)
     assert watched.products() == 2 * 3 * in_the_graph
 
@@ -194,7 +195,8 @@ def test_what_no_later_stage_reads_is_freed(frontiers):
     scaling = frontiers[0]
     # The values that a stage reads and those that it makes, not those of eight stages.
     assert scaling.peak <= 2 * samples * 16 * 4
-    assert scaling.left == 0 and scaling.spilled == 0
+    assert scaling.left == 0
+    assert scaling.spilled == 0
 
 
 @pytest.mark.parametrize("name", ["tanh", "residual", "attention"])
@@ -203,8 +205,10 @@ def test_values_that_wait_in_a_file_change_nothing(name, frontiers):
     plain = initialize(graph, data, device="cpu", batch_size=4, threads=1).model
     spilled = initialize(graph, data, device="cpu", batch_size=4, threads=1, memory=1).model
     assert plain.SerializeToString(deterministic=True) == spilled.SerializeToString(deterministic=True)
-    assert frontiers[0].spilled == 0 and frontiers[0].peak > 1
-    assert frontiers[2].spilled > 0 and frontiers[2].peak <= 1
+    assert frontiers[0].spilled == 0
+    assert frontiers[0].peak > 1
+    assert frontiers[2].spilled > 0
+    assert frontiers[2].peak <= 1
 
 
 # What `lsuv --help` waits for
