@@ -25,15 +25,17 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
     return rng(seed).standard_normal(shape).astype(dtype)
 
 
-def square(*names, size=8):
+def square(*names: str, size: int = 8) -> dict[str, Array]:
+    """A square weight for each name."""
     return {name: normal(size, size, seed=k) for k, name in enumerate(names)}
 
 
-def model(text: str, opset: int = 18, ir: int = 9, microsoft: bool = False, **tensors: Array) -> onnx.ModelProto:
+def model(text: str, opset: Any = 18, ir: Any = 9, microsoft: Any = False, **tensors: Any) -> onnx.ModelProto:
     """A model from the text of its graph; `tensors` become initializers in the order given.
 
     `text` is a graph as onnx.parser reads it, `g (float[N,3] x) => (float[N,4] y) { ... }`, with whatever local
-    functions behind it, or a whole model if it starts with `<`.
+    functions behind it, or a whole model if it starts with `<`. `opset` and `ir` are versions, `microsoft` is a bool;
+    they are Any because to mypy each key of `**weights` may be one of them.
     """
     if not text.strip().startswith("<"):
         imports = f'"" : {opset}' + (', "com.microsoft" : 1' if microsoft else "") + ', "local" : 1'

@@ -42,7 +42,7 @@ def test_inputs_with_other_leading_axes_are_fed_whole():
         " { a = MatMul(x, w) m = ReduceMean<keepdims=1>(state, axes) b = Add(a, m) c = Mul(b, rate) y = MatMul(c, v) }",
         w=normal(8, 8), v=normal(8, 8, seed=1), axes=np.array([0]),
     )  # fmt: skip
-    feeds = {"x": normal(5, 3, 8, seed=2), "state": normal(2, 3, 8, seed=3), "rate": np.float32(0.5)}
+    feeds = {"x": normal(5, 3, 8, seed=2), "state": normal(2, 3, 8, seed=3), "rate": np.array(0.5, np.float32)}
     result = initialize(before, feeds, batch_size="all")
     assert near_one(variances(result.model, feeds))
 

@@ -33,7 +33,7 @@ def layer_by_layer(proto, feeds, order):
         if value not in [o.name for o in double.graph.output]:
             double.graph.output.add(name=value)
         (found,) = ReferenceEvaluator(double).run([value], feeds)
-        weights[name] = weights[name] / found.std()
+        weights[name] = weights[name] / np.asarray(found, np.float64).std()
     return weights
 
 
