@@ -18,15 +18,15 @@ from lsuv_cli import layer_reports as outcome
 from lsuv_cli.data import batches as calibration
 from lsuv_cli.data import random_data as madeup
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
-from lsuv_cli.data.files import available_memory
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import names as carry
+from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm as norms
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model import prepare as preparation
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.draft import Draft, serialized
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Found
@@ -55,6 +55,12 @@ class Initialized:
 
     model: onnx.ModelProto | None
     report: Report
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of an ONNX file."""
+        if self.model is None:
+            raise LsuvError("the model's weights are in a file beside the output; read it from there")
+        return serialized(self.model)
 
 
 @dataclass

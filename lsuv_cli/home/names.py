@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import temporary
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model import constants
 from lsuv_cli.model.graph import Graph
@@ -143,7 +143,7 @@ def _tensors(
 def write(tensors: dict[str, Array], path: Path) -> None:
     """Write the tensors, whole or not at all."""
     scratch = path.with_name(f".lsuv-{path.name}")
-    guard.announce(scratch)
+    temporary.announce(scratch)
     try:
         if path.suffix == ".npz":
             # numpy's format has no bfloat16; as float32 the values are the same.
@@ -161,7 +161,7 @@ def write(tensors: dict[str, Array], path: Path) -> None:
         raise LsuvError(f"--weights {path} cannot be written: {problem.strerror or problem}") from None
     finally:
         scratch.unlink(missing_ok=True)
-        guard.withdraw(scratch)
+        temporary.withdraw(scratch)
 
 
 def _is_bfloat16(array: Array) -> bool:

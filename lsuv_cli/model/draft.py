@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import temporary
 from lsuv_cli.errors import OutputError
 from lsuv_cli.model.file import ModelFile, Range, id_of, is_external, load, tensors
 
@@ -56,7 +56,7 @@ class Draft:
                 _remove_leftovers(directory)
                 # Named before it is made, so that an interruption right between the two leaves nothing.
                 self.scratch = directory / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
-                guard.announce(self.scratch)
+                temporary.announce(self.scratch)
                 self.scratch.mkdir(mode=0o700)
                 self._lock = (self.scratch / "lock").open("wb")
                 _lock(self._lock)
@@ -77,7 +77,7 @@ class Draft:
                 file.close()
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
-            guard.withdraw(self.scratch)
+            temporary.withdraw(self.scratch)
 
     # What is stored
 

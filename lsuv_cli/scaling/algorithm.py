@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TypeProto, helper
 
-from lsuv_cli.data.files import available_memory
+from lsuv_cli.memory import available_memory
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.graph import Graph

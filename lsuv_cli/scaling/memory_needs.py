@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.memory import amount
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.scaling.stages import Plan, Stage
 
@@ -86,15 +87,6 @@ def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting:
             f"values of {amount(to_file)} have to wait in a file between stages, and {place} has {amount(free)} "
             "free; use --limit for fewer samples, a larger --memory, or another directory (TMPDIR)"
         )
-
-
-def amount(size: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def value_bytes(graph: Graph, batch: Mapping[str, Array], read: Callable[[str], Array]) -> dict[str, int]:
