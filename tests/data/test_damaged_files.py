@@ -18,6 +18,7 @@ from data_helpers import ROWS, counting, fed, message, normal, saved
 from lsuv_cli.data import files as datafiles
 from lsuv_cli.data.batches import InputSpec, read
 from lsuv_cli.errors import DataError
+from lsuv_cli.memory import available_memory
 
 
 def test_a_missing_file_says_what_is_expected(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_memory_available_is_known() -> None:
-    assert datafiles.available_memory() > 2**20
+    assert available_memory() > 2**20
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
