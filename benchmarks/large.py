@@ -53,9 +53,10 @@ def main() -> None:
         model, data, out = (Path(folder) / name for name in ("large.onnx", "x.npy", "out.onnx"))
         build(model, layers, options.width)
         np.save(data, np.random.default_rng(0).standard_normal((options.samples, options.width)).astype(np.float32))
-        command = [sys.executable, "-c", "from lsuv_cli.cli import main; main()", "init", model, "--data", data]
+        lsuv = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
+        command = [*lsuv, "init", str(model), "--data", str(data), "-o", str(out), "--json", "-q"]
         begun = time.perf_counter()
-        process = subprocess.Popen([*command, "-o", out, "--json", "-q"], stdout=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         report = json.loads(process.stdout.read())
         _, status, usage = os.wait4(process.pid, 0)

@@ -65,7 +65,7 @@ def network(activation: str) -> Any:
     """FitNet-4 as build.py makes it."""
     sys.path.insert(0, str(pipeline.ROOT / "sample_models"))
     try:
-        import build  # type: ignore[import-not-found]
+        import build
     finally:
         sys.path.pop(0)
     return build.build("fitnet4", activation=activation)
@@ -277,7 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line()
     given = parser.parse_args(arguments)
     fields = {k: v for k, v in vars(given).items() if k in Choices.__dataclass_fields__}
-    choices = Choices(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    choices = Choices(**values)
     if not given.tables and given.cifar10 is None:
         parser.error("--cifar10 PATH is needed to measure; --tables draws what was measured before")
     images = None if given.tables else pipeline.load(given.cifar10, "cifar10", "train")

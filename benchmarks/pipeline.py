@@ -70,7 +70,7 @@ class Images:
 
     def normalized(self, which: slice | NDArray[np.int64]) -> Floats:
         """Per-channel mean 0 and variance 1 (over the training set): the only preprocessing there is."""
-        mean, std = (np.float32(v)[:, None, None] for v in (self.statistics.mean, self.statistics.std))
+        mean, std = (np.array(v, np.float32)[:, None, None] for v in (self.statistics.mean, self.statistics.std))
         return (self.pixels[which].astype(np.float32) / np.float32(255) - mean) / std
 
 
@@ -126,8 +126,9 @@ def initialize(model: Path, output: Path, init: str, calibration: Path, seed: in
     if options is None:
         shutil.copyfile(model, output)
         return {}
-    command = [lsuv_command(), "init", model, "--data", calibration, "-o", output, "--seed", str(seed), *options]
-    report: dict[str, Any] = json.loads(run([*command, "--threads", str(threads), "--json", "--quiet", "--force"]))
+    command: list[str | Path] = [lsuv_command(), "init", model, "--data", calibration, "-o", output]
+    more = ["--seed", str(seed), *options, "--threads", str(threads), "--json", "--quiet", "--force"]
+    report: dict[str, Any] = json.loads(run([*command, *more]))
     return report
 
 

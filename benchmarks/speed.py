@@ -269,7 +269,7 @@ def run_sweep(bench: Bench, depths: Sequence[int], quick: bool) -> None:
             times[case.key]["ours"].append(report.seconds["total"])
     del passes
     for case in cases:
-        found = {key: statistics.median(values) for key, values in times[case.key].items()}
+        found: dict[str, Any] = {key: statistics.median(values) for key, values in times[case.key].items()}
         bench.results["sweep"][case.key] = found
         say(f"{case.key}: forward {found['forward']:.3f} s, all of ours {found['ours']:.3f} s")
         bench.save()
@@ -306,7 +306,7 @@ def recorded(work: Path) -> Iterator[list[ort.InferenceSession]]:
     made: list[ort.InferenceSession] = []
     plain = ort.InferenceSession
 
-    class Recorded(plain):  # type: ignore[misc]
+    class Recorded(plain):  # type: ignore[misc, valid-type]
         def __init__(self, model: bytes, options: ort.SessionOptions, **more: Any) -> None:
             options.enable_profiling, options.profile_file_prefix = True, str(work / f"profile{len(made)}")
             super().__init__(model, options, **more)
@@ -594,9 +594,9 @@ def plot(results: Results, path: Path) -> None:
     for k, (label, colour) in enumerate(series.items()):
         heights = []
         for case in cases.values():
-            values = (case["seconds"]["forward"], case["seconds"]["process"])
+            ours = (case["seconds"]["forward"], case["seconds"]["process"])
             peers = [case.get(peer, {}).get("seconds", math.nan) for peer in ("pypi", "naive")]
-            heights.append([*values, *peers][k])
+            heights.append([*ours, *peers][k])
         left.bar(np.arange(len(cases)) + 0.2 * (k - 1.5), heights, 0.2, label=label, color=colour)
     left.set_yscale("log")
     left.set_ylabel("seconds")

@@ -25,11 +25,17 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
     return rng(seed).standard_normal(shape).astype(dtype)
 
 
-def model(text: str, opset: int = 18, ir: int = 9, microsoft: bool = False, **tensors: Array) -> onnx.ModelProto:
+def square(*names: str, size: int = 8) -> dict[str, Array]:
+    """A square weight for each name."""
+    return {name: normal(size, size, seed=k) for k, name in enumerate(names)}
+
+
+def model(text: str, opset: Any = 18, ir: Any = 9, microsoft: Any = False, **tensors: Any) -> onnx.ModelProto:
     """A model from the text of its graph; `tensors` become initializers in the order given.
 
     `text` is a graph as onnx.parser reads it, `g (float[N,3] x) => (float[N,4] y) { ... }`, with whatever local
-    functions behind it, or a whole model if it starts with `<`.
+    functions behind it, or a whole model if it starts with `<`. `opset` and `ir` are versions, `microsoft` is a bool;
+    they are Any because to mypy each key of `**weights` may be one of them.
     """
     if not text.strip().startswith("<"):
         imports = f'"" : {opset}' + (', "com.microsoft" : 1' if microsoft else "") + ', "local" : 1'
@@ -135,7 +141,8 @@ def unchanged_but(before: onnx.ModelProto, after: onnx.ModelProto, *names: str) 
     old = {t.name: t for t in before.graph.initializer}
     for held in copy.graph.initializer:
         if held.name in names:
-            assert list(held.dims) == list(old[held.name].dims) and held.data_type == old[held.name].data_type
+            assert list(held.dims) == list(old[held.name].dims)
+            assert held.data_type == old[held.name].data_type
             held.CopyFrom(old[held.name])
     old_nodes = {n.output[0]: n for n in before.graph.node if n.op_type == "Constant"}
     for node in copy.graph.node:

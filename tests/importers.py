@@ -52,7 +52,8 @@ Outcome = dict[str, float | str]
 
 def sample_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("sample_models_build", SAMPLES / "build.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     spec.loader.exec_module(module)
@@ -169,7 +170,8 @@ def onnxruntime(path: Path, feeds: Feeds) -> Array:
 def reference(path: Path, feeds: Feeds) -> Array:
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(str(path)).run(None, feeds)[0]
+    (output,) = ReferenceEvaluator(str(path)).run(None, feeds)
+    return np.asarray(output)
 
 
 def openvino(path: Path, feeds: Feeds) -> Array:
@@ -211,7 +213,7 @@ def iree(path: Path, feeds: Feeds) -> Array:
     from iree import compiler, runtime
 
     graph = path.with_suffix(".mlir")
-    command = [sys.executable, "-m", "iree.compiler.tools.import_onnx", path, "-o", graph]
+    command = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(path), "-o", str(graph)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     compiled = compiler.compile_file(
         str(graph), input_type="onnx", target_backends=["llvm-cpu"], extra_args=["--iree-llvmcpu-target-cpu=host"]
@@ -267,7 +269,7 @@ def ncnn(path: Path, feeds: Feeds) -> Array:
     (value,) = feeds.values()
     kind = {"float32": "f32", "int64": "i64"}[value.dtype.name]
     shape = f"inputshape=[1,{','.join(map(str, value.shape[1:]))}]{kind}"
-    command = [Path(pnnx.EXEC_PATH), path, shape, "fp16=0"]
+    command = [str(pnnx.EXEC_PATH), str(path), shape, "fp16=0"]
     subprocess.run(command, check=True, capture_output=True, text=True, cwd=path.parent)
     net = ncnn.Net()
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
@@ -372,7 +374,8 @@ def outcome(title: str, network: str) -> Outcome:
     given = case(network)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        np.savez(folder / "feeds.npz", **given.feeds)
+        arrays: dict[str, Any] = dict(given.feeds)
+        np.savez(folder / "feeds.npz", **arrays)
         for which, content in given.files.items():
             (folder / which).mkdir()
             (folder / which / "model.onnx").write_bytes(content)

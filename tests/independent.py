@@ -3,18 +3,17 @@
 from collections.abc import Mapping
 
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from helpers import layer_outputs, variances
+from helpers import Array, layer_outputs, variances
 
 
-def stored(model: onnx.ModelProto) -> dict[str, NDArray]:
+def stored(model: onnx.ModelProto) -> dict[str, Array]:
     """The initializers of a model."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def layer_variances(model: onnx.ModelProto, feeds: Mapping[str, NDArray]) -> dict[str, float]:
+def layer_variances(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, float]:
     """The variance of each layer's output after its bias, by the layer's name."""
     found = variances(model, feeds, layer_outputs(model), reference=False)
     return {_layer(model, output): variance for output, variance in found.items()}

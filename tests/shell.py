@@ -24,7 +24,7 @@ class Result:
     err: str
 
 
-def lsuv(*words) -> Result:
+def lsuv(*words: object) -> Result:
     """Run the command without the price of a new process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -32,10 +32,11 @@ def lsuv(*words) -> Result:
             main([str(word) for word in words])
         except SystemExit as ended:
             code = ended.code
+    assert isinstance(code, int)
     return Result(code, out.getvalue(), err.getvalue())
 
 
-def on_a_terminal(*words, columns=80, **env: str) -> tuple[int, str]:
+def on_a_terminal(*words: object, columns: int = 80, **env: str) -> tuple[int, str]:
     """Run the command in a terminal; its exit code, and all it wrote there."""
     import fcntl  # not on Windows
     import pty

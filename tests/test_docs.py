@@ -63,20 +63,26 @@ def test_every_metadata_entry_is_documented(tmp_path):
         assert f"`{entry.key}`" in page
 
 
-PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*DOCS.glob("*.md"), *ROOT.glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere_and_options_exist(page):
-    text = (DOCS / page).read_text()
+    text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)", text):
-        assert target.startswith("https://") or (DOCS / target).exists(), target
+        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
     known = set(re.findall(r"`(--[\w-]+)`", (DOCS / "commands.md").read_text())) | {
         "--help", "--version", "--install-completion", "--show-completion", "--recurrent",
     }  # fmt: skip
     for line in re.findall(r"^ *(?:\$ )?lsuv .*$", text, flags=re.M):
         for option in re.findall(r"(?<=\s)--[a-z][\w-]*", line.split("#")[0].split("|")[0]):
             assert option in known, f"{page}: {option}"
+
+
+def test_the_page_on_the_architecture_names_every_module():
+    page = (DOCS / "architecture.md").read_text()
+    modules = [path for path in (ROOT / "lsuv_cli").rglob("*.py") if not path.stem.startswith("__")]
+    assert not [path.stem for path in modules if f"`{path.stem}`" not in page]
 
 
 def test_the_examples_of_the_python_page_run(tmp_path):

@@ -20,7 +20,8 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def load(name: str) -> ModuleType:
     """A script of benchmarks, which is a directory of scripts and not a package."""
     spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     sys.path.insert(0, str(BENCHMARKS))

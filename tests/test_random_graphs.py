@@ -1,5 +1,7 @@
 """Graphs that nobody thought of: random ones, with every kind of branch, tie and bias, measured independently."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,11 @@ class Recipe:
     """A random graph of values with 6 features each."""
 
     def __init__(self, draw):
-        self.nodes, self.tensors, self.layers, self.tied, self.biases = [], {}, {}, [], []
+        self.nodes: list[str] = []
+        self.tensors: dict[str, Any] = {}
+        self.layers: dict[str, str] = {}
+        self.tied: list[str] = []
+        self.biases: list[str] = []
         self.values = ["x"]
         self.pick = lambda options: draw(st.sampled_from(options))
         for k in range(draw(st.integers(2, 12))):

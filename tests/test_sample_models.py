@@ -23,7 +23,8 @@ Array = npt.NDArray[Any]
 def load(name: str) -> ModuleType:
     """A script of sample_models, which is a directory of scripts and not a package."""
     spec = importlib.util.spec_from_file_location(f"sample_models_{name}", SAMPLES / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     spec.loader.exec_module(module)

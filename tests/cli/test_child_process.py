@@ -69,7 +69,9 @@ def test_a_crash_gives_one_line_and_leaves_nothing(folder, how, said):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    assert err.startswith("lsuv: the run ") and said in err and err.count("\n") == 1
+    assert err.startswith("lsuv: the run ")
+    assert said in err
+    assert err.count("\n") == 1
     assert contents(folder) == before
     assert not list(folder.glob(".lsuv-*"))
 
@@ -142,8 +144,11 @@ def test_exit_codes_and_streams_pass_through(folder, debug):
     assert run("init", "m.onnx", "--data", "c.npy", "--json").stdout.startswith("{")
     assert run("check", "m.onnx", "--data", "c.npy", "-q").returncode == 1
     wrong = run("init", "m.onnx", "--dat", "c.npy")
-    assert wrong.returncode == 2 and wrong.stderr.startswith("lsuv: ") and wrong.stdout == ""
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("lsuv: ")
+    assert wrong.stdout == ""
     closed = subprocess.run(
         ["sh", "-c", '"$@" 2>&-', "sh", *command, "inspect", "m.onnx"], cwd=folder, capture_output=True, check=False
     )
-    assert closed.returncode == 0 and closed.stdout
+    assert closed.returncode == 0
+    assert closed.stdout

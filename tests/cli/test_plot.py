@@ -28,12 +28,14 @@ def test_each_command_draws_each_format(tmp_path, command, kind):
     assert done.code == (command == "check")
     if kind == "png":
         with Image.open(picture) as opened:
-            assert opened.width > 600 and opened.height > 400
+            assert opened.width > 600
+            assert opened.height > 400
     elif kind == "svg":
         assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     else:
         data = picture.read_bytes()
-        assert data.startswith(b"%PDF") and b"%%EOF" in data[-16:]
+        assert data.startswith(b"%PDF")
+        assert b"%%EOF" in data[-16:]
 
 
 def test_init_draws_as_given_before_scaling_and_after(tmp_path):

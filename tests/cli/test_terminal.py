@@ -55,7 +55,8 @@ def test_colours_and_bars_are_for_a_terminal():
     assert "\x1b[31m" in text  # red
     assert "████│" in text
     plain = lsuv("check", MAXOUT, "--data", DATA, "--limit", 4)
-    assert "\x1b" not in plain.out and "█" not in plain.out
+    assert "\x1b" not in plain.out
+    assert "█" not in plain.out
 
 
 def test_no_color_is_respected():
@@ -139,7 +140,8 @@ def test_a_closed_stderr_does_not_stop_the_work(tmp_path):
 def test_a_model_that_nobody_reads_is_an_error():
     done = shell(f"lsuv init {MAXOUT} --data random --limit 2 -q -o - | true; echo ${{PIPESTATUS[0]}}")
     assert done.stdout == "2\n"
-    assert done.stderr.count("\n") == 1 and "closed it before the model was written" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "closed it before the model was written" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def test_a_damaged_picture_is_named(folder):
     (folder / "b.png").write_bytes((folder / "a.png").read_bytes()[:60])
     done = lsuv("inspect", _saved(folder, network()), "--data", folder)
     assert done.code == 2
-    assert "b.png" in done.err and done.err.count("\n") == 1
+    assert "b.png" in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_a_model_that_takes_no_pictures(folder):

@@ -12,7 +12,8 @@ def test_a_fixed_batch_is_filled_and_the_tail_left_out_with_a_warning():
                    w=normal(8, 8), v=normal(8, 8, seed=1))  # fmt: skip
     x = normal(18, 8, seed=2)
     result = initialize(before, x)
-    assert result.report.samples == 16 and result.report.batches == 4
+    assert result.report.samples == 16
+    assert result.report.batches == 4
     assert any("2" in warning and "left out" in warning for warning in result.report.warnings)
     runs = [values(result.model, {"x": x[k : k + 4]}, ["y"])["y"] for k in range(0, 16, 4)]
     assert abs(np.concatenate(runs).var() - 1) < 1e-3
@@ -41,7 +42,7 @@ def test_inputs_with_other_leading_axes_are_fed_whole():
         " { a = MatMul(x, w) m = ReduceMean<keepdims=1>(state, axes) b = Add(a, m) c = Mul(b, rate) y = MatMul(c, v) }",
         w=normal(8, 8), v=normal(8, 8, seed=1), axes=np.array([0]),
     )  # fmt: skip
-    feeds = {"x": normal(5, 3, 8, seed=2), "state": normal(2, 3, 8, seed=3), "rate": np.float32(0.5)}
+    feeds = {"x": normal(5, 3, 8, seed=2), "state": normal(2, 3, 8, seed=3), "rate": np.array(0.5, np.float32)}
     result = initialize(before, feeds, batch_size="all")
     assert near_one(variances(result.model, feeds))
 

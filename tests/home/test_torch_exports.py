@@ -6,6 +6,7 @@ Needs `pip install torch onnxscript transformers`. Set LSUV_TABLE=FILE to write 
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from helpers import variances
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
-nn = torch.nn
+nn: Any = torch.nn
 
 
 class Basic(nn.Module):

@@ -31,10 +31,13 @@ def test_a_siamese_pair_has_variance_1_on_average():
     feeds = {"x": X, "z": Z}
     result = initialize(siamese(), feeds)
     found = variances(result.model, feeds, ["a", "b", "y"])
-    assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3 and abs(found["y"] - 1) < 1e-3
+    assert abs((found["a"] + found["b"]) / 2 - 1) < 1e-3
+    assert abs(found["y"] - 1) < 1e-3
     for name in ("a", "b"):
         line = entry(result, name)
-        assert line.status == "tied" and line.shared and "weight shared by 2 layers" in line.notes
+        assert line.status == "tied"
+        assert line.shared
+        assert "weight shared by 2 layers" in line.notes
         assert line.variance == pytest.approx(found[name], rel=1e-4)
     assert is_orthonormal(tensor(result.model, "w"))
     assert any("1 weight is shared by several layers" in w and "--tied untie" in w for w in result.report.warnings)
@@ -46,7 +49,8 @@ def test_a_siamese_pair_untied():
     result = initialize(siamese(), feeds, tied="untie")
     assert near_one(variances(result.model, feeds, ["a", "b", "y"]))
     first, second = (n.input[1] for n in result.model.graph.node[:2])
-    assert first != second and not np.allclose(tensor(result.model, first), tensor(result.model, second))
+    assert first != second
+    assert not np.allclose(tensor(result.model, first), tensor(result.model, second))
     assert "weight untied from w" in entry(result, "b").notes
     onnx.checker.check_model(result.model)
 
@@ -54,7 +58,8 @@ def test_a_siamese_pair_untied():
 def test_a_siamese_pair_skipped():
     feeds = {"x": X, "z": Z}
     result = initialize(siamese(), feeds, tied="skip")
-    assert entry(result, "a").status == "skipped" and "shared by 2 layers" in entry(result, "b").notes[0]
+    assert entry(result, "a").status == "skipped"
+    assert "shared by 2 layers" in entry(result, "b").notes[0]
     assert near_one(variances(result.model, feeds, ["y"]))
     assert unchanged_but(siamese(), result.model, "v")
 
@@ -91,7 +96,8 @@ def test_a_shared_weight_whose_uses_have_biases_of_their_own():
     for bias in ("zero", "keep"):
         after = initialize(before, feeds, bias=bias).model
         found = variances(after, feeds, ["a", "q", "y"])
-        assert abs((found["a"] + found["q"]) / 2 - 1) < 1e-3 and abs(found["y"] - 1) < 1e-3
+        assert abs((found["a"] + found["q"]) / 2 - 1) < 1e-3
+        assert abs(found["y"] - 1) < 1e-3
 
 
 GPT2 = """g (int64[N,5] ids) => (float[N,5,20] logits) {
@@ -104,7 +110,8 @@ def test_a_head_tied_to_the_embedding_is_left_alone():
     ids = np.arange(80).reshape(16, 5) % 20
     result = initialize(before, ids)
     line = entry(result, "logits")
-    assert line.status == "skipped" and "is read by Gather e too" in line.notes[0]
+    assert line.status == "skipped"
+    assert "is read by Gather e too" in line.notes[0]
     assert near_one(variances(result.model, {"ids": ids}, ["h"]))
     assert unchanged_but(before, result.model, "w")
 
@@ -125,7 +132,8 @@ def test_weights_that_an_exporter_merged_behind_identity():
         w=normal(8, 8),
     )
     shared = initialize(before, X)
-    assert near_one(variances(shared.model, {"x": X}, ["a"])) and entry(shared, "b").shared
+    assert near_one(variances(shared.model, {"x": X}, ["a"]))
+    assert entry(shared, "b").shared
     assert unchanged_but(before, shared.model, "w")
     untied = initialize(before, X, tied="untie").model
     assert near_one(variances(untied, {"x": X}, ["a", "b"]))
@@ -148,7 +156,8 @@ def test_an_autoencoder_of_different_shapes_tied_by_a_transpose():
         w=normal(8, 3),
     )
     result = initialize(before, X)
-    assert near_one(variances(result.model, {"x": X}, ["a"])) and is_orthonormal(tensor(result.model, "w"))
+    assert near_one(variances(result.model, {"x": X}, ["a"]))
+    assert is_orthonormal(tensor(result.model, "w"))
 
 
 @pytest.mark.parametrize(
@@ -161,11 +170,13 @@ def test_a_weight_that_anything_else_reads_is_left_alone(reader):
         v=normal(8, 8),
     )
     result = initialize(before, X)
-    assert entry(result, "a").status == "skipped" and "too; --tied untie" in entry(result, "a").notes[0]
+    assert entry(result, "a").status == "skipped"
+    assert "too; --tied untie" in entry(result, "a").notes[0]
     assert near_one(variances(result.model, {"x": X}, ["y"]))
     assert unchanged_but(before, result.model, "v")
     untied = initialize(before, X, tied="untie").model
-    assert near_one(variances(untied, {"x": X}, ["a", "y"])) and (outputs(untied, "e") == outputs(before, "e")).all()
+    assert near_one(variances(untied, {"x": X}, ["a", "y"]))
+    assert (outputs(untied, "e") == outputs(before, "e")).all()
 
 
 def test_a_weight_that_is_a_graph_output():
@@ -179,7 +190,8 @@ def test_a_weight_that_is_a_graph_output():
 def test_a_weight_shared_with_an_excluded_layer_is_left_alone():
     before = siamese()
     result = initialize(before, {"x": X, "z": Z}, exclude=["b"])
-    assert entry(result, "a").status == "skipped" and entry(result, "b").status == "excluded"
+    assert entry(result, "a").status == "skipped"
+    assert entry(result, "b").status == "excluded"
     assert unchanged_but(before, result.model, "v")
 
 
@@ -256,7 +268,8 @@ def test_a_bias_that_only_layers_read_is_zeroed_in_its_place():
         b=normal(8),
     )
     after = initialize(before, X).model
-    assert near_one(variances(after, {"x": X}, ["a", "y"])) and not tensor(after, "b").any()
+    assert near_one(variances(after, {"x": X}, ["a", "y"]))
+    assert not tensor(after, "b").any()
     assert unchanged_but(before, after, "w", "v", "b")
 
 
@@ -302,7 +315,8 @@ def test_a_scalar_bias_that_is_shared_keeps_its_shape():
     assert near_one(variances(after, {"x": X}, ["a", "y"]))
     assert tensor(after, "c") == 2
     (own,) = [t for t in after.graph.initializer if t.name not in ("w", "v", "c")]
-    assert list(own.dims) == [] and numpy_helper.to_array(own) == 0
+    assert list(own.dims) == []
+    assert numpy_helper.to_array(own) == 0
 
 
 def test_one_zero_vector_that_feeds_many_nodes():
@@ -359,7 +373,8 @@ def test_a_bias_that_is_computed_is_replaced_or_kept(bias, tensors):
     assert near_one(variances(result.model, {"x": X}, ["a", "y"], reference=False))
     assert all((tensor(result.model, name) == value).all() for name, value in tensors.items())
     if "Gelu" in bias:
-        assert "bias kept" in entry(result, "a").notes and unchanged_but(before, result.model, "w", "v")
+        assert "bias kept" in entry(result, "a").notes
+        assert unchanged_but(before, result.model, "w", "v")
 
 
 def test_a_function_whose_norm_cannot_be_reset_is_warned_about():

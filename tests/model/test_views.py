@@ -25,7 +25,8 @@ def dense(weight_nodes, opset=18, ir=9, **tensors):
 def test_an_initializer():
     before = dense("", w=normal(8, 4))
     after = initialize(before, X).model
-    assert near_one(variances(after, {"x": X})) and is_orthonormal(tensor(after, "w"))
+    assert near_one(variances(after, {"x": X}))
+    assert is_orthonormal(tensor(after, "w"))
     assert unchanged_but(before, after, "w")
 
 
@@ -62,7 +63,8 @@ def test_a_constant_node():
     )
     result = initialize(before, X)
     assert entry(result, "y").place == "constant"
-    assert near_one(variances(result.model, {"x": X})) and is_orthonormal(tensor(result.model, "w"))
+    assert near_one(variances(result.model, {"x": X}))
+    assert is_orthonormal(tensor(result.model, "w"))
     assert unchanged_but(before, result.model, "w")
 
 
@@ -70,7 +72,8 @@ def test_a_constant_node_of_floats_behind_a_reshape():
     numbers = ", ".join(str(float(k)) for k in range(32))
     before = dense(f"c = Constant<value_floats=[{numbers}]>() s = Constant<value_ints=[8,4]>() w = Reshape(c, s)")
     after = initialize(before, X).model
-    assert near_one(variances(after, {"x": X})) and is_orthonormal(tensor(after, "c").reshape(8, 4))
+    assert near_one(variances(after, {"x": X}))
+    assert is_orthonormal(tensor(after, "c").reshape(8, 4))
     assert unchanged_but(before, after, "c")
 
 
@@ -96,7 +99,8 @@ def test_a_constant_of_shape_is_folded(ir):
     before = dense("w = ConstantOfShape<value=float[1] {0.5}>(s)", opset=9, ir=ir, s=np.array([8, 4]))
     result = initialize(before, X)
     assert "weight folded into one tensor" in entry(result, "y").notes
-    assert near_one(variances(result.model, {"x": X})) and is_orthonormal(tensor(result.model, "w"))
+    assert near_one(variances(result.model, {"x": X}))
+    assert is_orthonormal(tensor(result.model, "w"))
     assert [n.op_type for n in result.model.graph.node] == ["MatMul"]
     onnx.checker.check_model(result.model)
 
@@ -144,7 +148,8 @@ def test_a_weight_behind_views_is_written_through_them(nodes, shape):
 def test_views_of_old_operator_sets(nodes, shape):
     before = dense(nodes, opset=9, ir=4, v=normal(*shape))
     after = initialize(before, X).model
-    assert near_one(variances(after, {"x": X})) and is_orthonormal(values(after, {"x": X}, ["w"])["w"])
+    assert near_one(variances(after, {"x": X}))
+    assert is_orthonormal(values(after, {"x": X}, ["w"])["w"])
 
 
 def test_a_shape_that_is_computed_from_constants():
@@ -201,7 +206,8 @@ WEIGHT_NORM = """a = Constant<value_ints=[1]>() n = ReduceL2(v, a) d = Div(v, n)
 def test_weight_norm_is_folded_into_one_tensor():
     before = dense(WEIGHT_NORM, v=normal(4, 8), g=normal(4, 1))
     result = initialize(before, X)
-    assert near_one(variances(result.model, {"x": X})) and "folded" in " ".join(entry(result, "y").notes)
+    assert near_one(variances(result.model, {"x": X}))
+    assert "folded" in " ".join(entry(result, "y").notes)
     assert [n.op_type for n in result.model.graph.node] == ["Transpose", "MatMul"]
     assert [t.name for t in result.model.graph.initializer] == ["w0"]  # v and g are read by nothing any more
     onnx.checker.check_model(result.model)
@@ -238,7 +244,8 @@ def test_an_expression_of_which_onnx_knows_nothing_is_left_alone():
         u=normal(8, 4),
     )
     result = initialize(before, X)
-    assert entry(result, "y").status == "skipped" and "cannot be folded" in entry(result, "y").notes[0]
+    assert entry(result, "y").status == "skipped"
+    assert "cannot be folded" in entry(result, "y").notes[0]
     assert unchanged_but(before, result.model, "u")
 
 
@@ -259,7 +266,8 @@ def beside(weight_nodes, opset=21, ir=10, **tensors):
 def left_alone(before):
     result = initialize(before, X)
     line = entry(result, "y")
-    assert line.status == "skipped" and len(line.notes) == 1
+    assert line.status == "skipped"
+    assert len(line.notes) == 1
     assert near_one(variances(result.model, {"x": X}, ["z"], reference=False))
     assert unchanged_but(before, result.model, "u")
     return line.notes[0]

@@ -61,8 +61,10 @@ def test_a_constant_output_is_dead_and_stays_as_it_is():
     before = model(PLAIN, w=normal(8, 4))
     ones = np.ones((64, 8), np.float32)
     result = initialize(before, np.zeros_like(ones))
-    assert entry(result, "y").status == "dead" and result.report.exit_code == 1
-    assert np.isfinite(tensor(result.model, "w")).all() and tensor(result.model, "w").any()
+    assert entry(result, "y").status == "dead"
+    assert result.report.exit_code == 1
+    assert np.isfinite(tensor(result.model, "w")).all()
+    assert tensor(result.model, "w").any()
     single = model("g (float[N,8] x) => (float[N,1] y) { y = MatMul(x, w) }", w=normal(8, 1))
     for data in (ones, ones[:1]):
         result = initialize(single, data, pre_init="keep")
@@ -87,7 +89,8 @@ def test_infinite_weights_are_never_written_anew():
     before = model("g (float[N,8] x) => (float[N,4] z) { y = MatMul(x, w) r = Relu(y) z = MatMul(x, v) }",
                    w=weight, v=normal(8, 4))  # fmt: skip
     result = initialize(before, X, pre_init="keep")
-    assert entry(result, "y").status == "non-finite" and result.report.exit_code == 1
+    assert entry(result, "y").status == "non-finite"
+    assert result.report.exit_code == 1
     assert unchanged_but(before, result.model, "v")
     fresh = initialize(before, X).model
     assert np.isfinite(tensor(fresh, "w")).all()
@@ -101,7 +104,8 @@ def test_the_closed_form_with_a_kept_bias(target):
     before = model(DENSE, w=normal(8, 4), b=np.array([0.9, -0.5, 0.3, 0.1], np.float32))
     result = initialize(before, X, bias="keep", target_variance=target)
     found = variances(result.model, {"x": X})
-    assert abs(found["y"] / target - 1) < 1e-3 and result.report.trials == 1
+    assert abs(found["y"] / target - 1) < 1e-3
+    assert result.report.trials == 1
     assert "bias kept" in entry(result, "y").notes
     assert unchanged_but(before, result.model, "w")
 
@@ -116,13 +120,15 @@ def test_a_bias_that_leans_on_the_product():
     covariance = (y * b).mean() - y.mean() * b.mean()
     roots = np.roots([y.var(), 2 * covariance, b.var() - 1])
     expected = max(roots.real) * tensor(before, "w")
-    assert abs(covariance) > 0.05 and np.allclose(tensor(result.model, "w"), expected, rtol=1e-3)
+    assert abs(covariance) > 0.05
+    assert np.allclose(tensor(result.model, "w"), expected, rtol=1e-3)
 
 
 def test_a_bias_with_too_much_variance_is_out_of_reach_and_the_weight_is_not_shrunk():
     before = model(DENSE, w=normal(8, 4), b=np.array([30, -30, 20, 5], np.float32))
     result = initialize(before, X, bias="keep", pre_init="keep")
-    assert entry(result, "y").status == "unreachable" and result.report.exit_code == 1
+    assert entry(result, "y").status == "unreachable"
+    assert result.report.exit_code == 1
     assert unchanged_but(before, result.model)
     fresh = tensor(initialize(before, X, bias="keep").model, "w")
     assert np.allclose(np.linalg.norm(fresh, axis=0), 1, atol=1e-5)  # orthonormal, not shrunk

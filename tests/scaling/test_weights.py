@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from lsuv_cli.scaling import weights
 from lsuv_cli.scaling.weights import orthonormal, pre_initialize, stream

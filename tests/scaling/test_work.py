@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from helpers import model, normal, variances
@@ -97,8 +99,8 @@ class Watched:
     """Sessions that write down what they run."""
 
     def __init__(self, monkeypatch, directory):
-        self.sessions = []
-        real = runtime.ort.InferenceSession
+        self.sessions: list[Any] = []
+        real = ort.InferenceSession
 
         def opened(proto, options, **more):
             options.enable_profiling = True
@@ -107,7 +109,7 @@ class Watched:
             self.sessions.append(real(proto, options, **more))
             return self.sessions[-1]
 
-        monkeypatch.setattr(runtime.ort, "InferenceSession", opened)
+        monkeypatch.setattr(ort, "InferenceSession", opened)
 
     def products(self):
         """How many products were computed in all."""
@@ -199,7 +201,8 @@ def test_what_no_later_stage_reads_is_freed(frontiers):
     scaling = frontiers[0]
     # The values that a stage reads and those that it makes, not those of eight stages.
     assert scaling.peak <= 2 * samples * 16 * 4
-    assert scaling.left == 0 and scaling.spilled == 0
+    assert scaling.left == 0
+    assert scaling.spilled == 0
 
 
 @pytest.mark.parametrize("name", ["tanh", "residual", "attention"])
@@ -259,7 +262,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
 
 def test_values_that_find_no_room_between_stages_are_refused_before_they_are_made(monkeypatch):
     graph, data = GRAPHS["tanh"]
-    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     with pytest.raises(LsuvError, match=r"have to wait in a file .*--limit .*--memory.*TMPDIR"):
         initialize(graph, data, device="cpu", memory=1)
     assert initialize(graph, data, device="cpu").report.exit_code == 0

@@ -1,0 +1,62 @@
+"""BatchNormalization: training mode, statistics that no longer hold, and --reset-norm."""
+
+import numpy as np
+
+from helpers import model, near_one, normal, tensor, unchanged_but, variances
+from lsuv_cli import initialize
+
+
+def test_training_mode_is_warned_about():
+    before = model(
+        """g (float[N,8,3] x) => (float[N,8,3] y) {
+            d, mask = Dropout(x, ratio, on) n, rm, rv = BatchNormalization<training_mode=1>(d, s, b, m, v)
+            y = Conv(n, w) }""",
+        ratio=np.float32(0.1),
+        on=np.array(True),
+        s=np.ones(8, np.float32),
+        b=np.zeros(8, np.float32),
+        m=np.zeros(8, np.float32),
+        v=np.ones(8, np.float32),
+        w=normal(8, 8, 1),
+    )
+    result = initialize(before, normal(64, 8, 3))
+    text = " ".join(result.report.warnings)
+    assert "1 Dropout node is in training mode" in text
+    assert "1 BatchNormalization node is in training mode" in text
+
+
+NORM = """g (float[N,3,6,6] x) => (float y) {
+    a = Conv(x, u) n = BatchNormalization(a, s, b, m, v) r = Relu(n)
+    c = Conv(r, w) o = BatchNormalization(c, s, b, m, v) y = BatchNormalization(o, s, b, m, v) }"""
+
+
+def normalized():
+    return model(
+        NORM,
+        u=normal(4, 3, 1, 1),
+        w=normal(4, 4, 1, 1),
+        s=np.full(4, 2, np.float32),
+        b=np.full(4, 0.5, np.float32),
+        m=np.full(4, 3, np.float32),
+        v=np.full(4, 9, np.float32),
+    )
+
+
+def test_stale_statistics_are_counted():
+    result = initialize(normalized(), normal(8, 3, 6, 6))
+    assert any("2 BatchNormalization nodes behind layers keep statistics" in w for w in result.report.warnings)
+    assert unchanged_but(normalized(), result.model, "u", "w")
+
+
+def test_reset_norm_does_not_reach_a_norm_that_shares_the_vectors():
+    x = normal(8, 3, 6, 6, seed=1)
+    result = initialize(normalized(), x, reset_norm=True)
+    nodes = [n for n in result.model.graph.node if n.op_type == "BatchNormalization"]
+    for node in nodes[:2]:
+        assert not tensor(result.model, node.input[3]).any()
+        assert (tensor(result.model, node.input[4]) == 1).all()
+    assert list(nodes[2].input) == ["o", "s", "b", "m", "v"]  # it stands behind another norm, not behind a layer
+    assert (tensor(result.model, "m") == 3).all()
+    assert (tensor(result.model, "v") == 9).all()
+    assert near_one(variances(result.model, {"x": x}))
+    assert not any("keep statistics" in w for w in result.report.warnings)

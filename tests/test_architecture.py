@@ -1,0 +1,101 @@
+"""The directions of imports between the rooms of the package (docs/architecture.md), and the size of its functions.
+
+That only `lsuv_cli/cli` prints is a rule of ruff (T20).
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import lsuv_cli
+
+PACKAGE = Path(lsuv_cli.__file__).parent
+TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+SOURCES = {name: (PACKAGE / name).read_text().splitlines() for name in TREES}
+
+# The modules beside the rooms, and which room each of them counts as.
+BESIDE = {"__init__": "api", "api": "api", "pipeline": "pipeline", "layer_reports": "pipeline"}
+BESIDE |= dict.fromkeys(["errors", "settings", "report", "version", "memory", "temporary"], "words")
+MAY_IMPORT = {
+    "cli": {"api", "pipeline", "words"},
+    "api": {"pipeline", "scaling", "data", "home", "model", "words"},
+    "pipeline": {"scaling", "data", "home", "model", "words"},
+    "scaling": {"model", "words"},
+    "home": {"model", "words"},
+    "data": {"words"},
+    "model": {"words"},
+    "words": set(),
+}
+
+PARAMETERS, LINES = 7, 50
+# Functions that are still too large. Whoever makes one of them smaller removes it here.
+TOO_MANY_PARAMETERS = {
+    "api.py initialize",
+    "cli/commands.py init",
+    "cli/commands.py inspect",
+    "cli/commands.py check",
+    "cli/commands.py compare",
+    "cli/options.py common",
+    "layer_reports.py of_initialization",
+    "scaling/algorithm.py scale_layers",
+    "scaling/algorithm.py _scale_stage",
+    "scaling/algorithm.py verify",
+}
+TOO_LONG = {"cli/commands.py init", "model/graph.py build", "scaling/moments.py nodes"}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Every module that is imported, at whatever depth of the code; `from package import name` as `package.name`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(name: str) -> str:
+    """The room of `model/graph.py`, and of `model.graph.Graph`; what is no module is a name of the Python API."""
+    first = name.removesuffix(".py").replace("/", ".").partition(".")[0]
+    return first if first in MAY_IMPORT else BESIDE.get(first, "api")
+
+
+def functions() -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path} {node.name}", "\n".join(SOURCES[path][node.lineno - 1 : node.end_lineno]), node
+
+
+def test_every_module_is_in_a_room_or_known_beside_them() -> None:
+    assert {path.partition("/")[0].removesuffix(".py") for path in TREES} <= MAY_IMPORT.keys() | BESIDE.keys()
+
+
+def test_imports_go_from_the_command_down_to_the_words() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in TREES.items()
+        for name in imported(tree)
+        if name.startswith("lsuv_cli")
+        and room(name.removeprefix("lsuv_cli.")) not in {room(path), *MAY_IMPORT[room(path)]}
+    ]
+    assert not wrong
+
+
+def test_only_one_module_knows_onnxruntime() -> None:
+    users = {path for path, tree in TREES.items() for name in imported(tree) if name.split(".")[0] == "onnxruntime"}
+    assert users == {"scaling/runtime.py"}
+
+
+def test_functions_take_few_parameters() -> None:
+    large = set()
+    for name, _, node in functions():
+        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        if sum(a is not None and a.arg not in {"self", "cls"} for a in given) > PARAMETERS:
+            large.add(name)
+    assert large == TOO_MANY_PARAMETERS
+
+
+def test_functions_are_short_or_say_why_not() -> None:
+    long = {name for name, text, _ in functions() if text.count("\n") >= LINES and "# long because " not in text}
+    assert long == TOO_LONG
