@@ -111,7 +111,7 @@ def from_arrays(
     whole = batch_size == "all"
 
     def table(batch: object, where: str, copy: bool) -> list[Column]:
-        arrays = match(in_memory(batch, where, copy), where, inputs, unused)
+        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused)
         require(arrays, inputs, unused)
         return [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
 

@@ -275,17 +275,24 @@ def require(found: Iterable[str], inputs: Sequence[InputSpec], unused: Collectio
             raise DataError(f"no data for input {spec.name!r}{others}; {_listed(inputs)}; each needs an array")
 
 
-def in_memory(batch: object, where: str, copy: bool) -> Contents:
-    """An array or a dict of arrays as if it were a file."""
+def in_memory(batch: object, where: str, inputs: Sequence[InputSpec], copy: bool) -> Contents:
+    """An array, a dict of arrays, or a tuple or list of arrays for the inputs in their order, as if it were a file."""
+    if isinstance(batch, tuple | list) and batch and hasattr(batch[0], "__array__"):
+        # Behind the inputs stand labels and the like, which the model has no use for.
+        batch = {spec.name: array for spec, array in zip(inputs, batch, strict=False)}
     if not isinstance(batch, Mapping) and not hasattr(batch, "__array__"):
-        raise DataError(f"{where} is a {type(batch).__name__}; give an array or a dict of arrays by input name")
+        raise DataError(
+            f"{where} is a {type(batch).__name__}; give an array, a dict of arrays by input name, "
+            "or a tuple or list of arrays"
+        )
 
     def opened(name: str, value: Any) -> StoredArray:
         try:
             return StoredArray.of(np.array(value) if copy else np.asarray(value), where)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors on a GPU
             reason = str(error).splitlines()[0]
-            raise DataError(f"{where}: {name!r} cannot be made a numpy array ({reason}); convert it") from error
+            called = f"{where}: {name!r}" if name else where
+            raise DataError(f"{called} cannot be made a numpy array ({reason}); convert it") from error
 
     arrays = batch if isinstance(batch, Mapping) else {UNNAMED: batch}
     return {str(name): partial(opened, str(name), value) for name, value in arrays.items()}

@@ -828,9 +828,44 @@ def test_an_endless_generator_stops_at_the_limit() -> None:
     assert lengths(from_arrays(itertools.repeat(normal(4, 2)), [ROWS], limit=10)) == [4, 4, 2]
 
 
-def test_a_batch_that_is_not_an_array() -> None:
-    text = message(iter([(normal(3, 2), np.ones(3))]), ROWS)
-    assert text == "batch 0 is a tuple; give an array or a dict of arrays by input name"
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_batch_with_labels_feeds_the_input_alone(kind: type) -> None:
+    values, labels = counting(5, 2).astype(np.float32), np.arange(5)
+    calibration = from_arrays((kind((values[k : k + 2], labels[k : k + 2])) for k in (0, 2, 4)), [ROWS])
+    np.testing.assert_array_equal(fed(calibration), values)
+    assert [list(batch) for batch in calibration.batches] == [["x"]] * 3
+    assert calibration.warnings == from_arrays(values, [ROWS]).warnings  # labels are no news
+
+
+def test_a_batch_of_arrays_feeds_the_inputs_in_their_order() -> None:
+    values, ids, labels = counting(4, 2).astype(np.float32), np.arange(12).reshape(4, 3), np.ones(4)
+    for inputs, arrays in (([ROWS, IDS], (values, ids)), ([IDS, ROWS], (ids, values, labels))):
+        calibration = from_arrays([arrays], inputs)
+        np.testing.assert_array_equal(fed(calibration, "x"), values)
+        np.testing.assert_array_equal(fed(calibration, "ids"), ids)
+
+
+def test_a_batch_with_fewer_arrays_than_inputs() -> None:
+    assert message(iter([(normal(3, 2),)]), ROWS, IDS).startswith("no data for input 'ids'; the model's inputs are 'x'")
+
+
+@pytest.mark.parametrize(("batch", "kind"), [((), "tuple"), ([1.0, 2.0], "list"), ("abc", "str"), ([[1.0]], "list")])
+def test_a_batch_that_is_not_an_array(batch: Any, kind: str) -> None:
+    wanted = "give an array, a dict of arrays by input name, or a tuple or list of arrays"
+    assert message(iter([batch]), ROWS) == f"batch 0 is a {kind}; {wanted}"
+
+
+class Attached:
+    """What numpy meets in a PyTorch tensor that takes part in training."""
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
+@pytest.mark.parametrize("batch", [Attached(), (Attached(), np.ones(3)), {"x": Attached()}])
+def test_a_tensor_that_has_to_be_detached_says_how(batch: Any) -> None:
+    text = message(iter([batch]), ROWS)
+    assert text.startswith("batch 0") and "Use tensor.detach().numpy() instead" in text
 
 
 def test_a_wrong_batch_is_named_by_its_number() -> None:
