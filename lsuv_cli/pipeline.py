@@ -73,7 +73,7 @@ class Job:
         """Prepare, scale, verify, publish."""
         chosen = self.settings
         if chosen.rescale and self.data is None and not dry_run:
-            raise LsuvError("scaling needs data: give --data, or --no-rescale to stop after the pre-initialization")
+            raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
         device = runtime.open_device(chosen.device, chosen.threads)
         with Draft(self.file, None if dry_run else output, force=force) as draft:
             data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None

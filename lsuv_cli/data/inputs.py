@@ -166,7 +166,7 @@ def _shape_remedy(shape: tuple[int, ...], wanted: tuple[Dim, ...]) -> str:
             if _matches([shape[axis] for axis in axes], wanted[missing:]):
                 return f"transpose it with numpy.transpose(a, {axes})"
     if missing == 0 and _matches(shape[1:], wanted[1:]):
-        return "leave out --batch-size all, so that it is cut into batches"
+        return 'leave out `batch_size="all"`, so that it is cut into batches'
     sample = [dim for dim in wanted[1:] if isinstance(dim, int) and _is_fixed(dim)]
     if shape and len(sample) == len(wanted) - 1 and math.prod(sample) == math.prod(shape[1:]):
         return f"reshape it with a.reshape({', '.join(map(str, (-1, *sample)))})"
@@ -254,7 +254,7 @@ def match(
     if UNNAMED in found and UNNAMED not in names:
         raise DataError(
             f"{where}: an array without a name needs a model with one input; {_listed(inputs)}; "
-            "say which one it is for with NAME=PATH, or save all in one .npz"
+            "say which one it is for with NAME=PATH, save all in one .npz, or give a dict of arrays by input name"
         )
     unused.update((key, where) for key in found if key not in names)
     return {key: found[key]() for key in names}

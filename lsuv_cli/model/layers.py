@@ -128,17 +128,17 @@ def choose(found: Found, include: Sequence[str], exclude: Sequence[str]) -> Foun
     """Leave out the layers whose names the user's patterns do not want."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
     names = [item.name for item in both]
-    for option, patterns in (("--include", include), ("--exclude", exclude)):
+    for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in [*names, *(s.name for s in found.skipped)]):
                 known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-                raise LsuvError(f"{option} {pattern!r} matches no layer; the layers are {known or 'none'}")
+                raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
 
     def unwanted(name: str) -> str:
         if include and not any(fnmatchcase(name, p) for p in include):
-            return "no --include pattern matches it"
+            return "no `include` pattern matches it"
         hit = next((p for p in exclude if fnmatchcase(name, p)), None)
-        return f"--exclude {hit}" if hit is not None else ""
+        return f"`exclude={hit!r}`" if hit is not None else ""
 
     out = [
         Skipped(item.node, item.name, item.op, why, _shape(item), excluded=True)

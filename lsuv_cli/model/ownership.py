@@ -83,10 +83,10 @@ def _settle(
             _fold(draft, decided, users[:1], found)
     elif others or mixed:
         reader = _reader(graph, others[0][0] if others else users[0].item.node)
-        reason = f"its weight {base} is read by {reader} too; --tied untie gives the layer its own copy"
+        reason = f"its weight {base} is read by {reader} too; `tied='untie'` gives the layer its own copy"
         decided.left_alone.update({use.item.output: reason for use in users})
     elif len(users) > 1 and tied is Tied.SKIP:
-        reason = f"its weight {base} is shared by {len(users)} layers (--tied skip)"
+        reason = f"its weight {base} is shared by {len(users)} layers (`tied='skip'`)"
         decided.left_alone.update({use.item.output: reason for use in users})
     else:
         _fold(draft, decided, users, found)

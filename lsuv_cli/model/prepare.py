@@ -49,7 +49,7 @@ def prepare(draft: Draft, settings: Settings) -> Prepared:
     if shared:
         warnings.append(
             f"{shared} weight{'s are' if shared > 1 else ' is'} shared by several layers; if an exporter merged "
-            "equal tensors, --tied untie gives each layer its own"
+            "equal tensors, `tied='untie'` gives each layer its own"
         )
     keeps_bias = _settle_biases(draft, graph, found, settings)
     graph, every, found = _look(draft, settings, decided.left_alone)
@@ -109,5 +109,5 @@ def _settle_norms(draft: Draft, graph: Graph, found: Found, settings: Settings) 
         return [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
     return [
         f"{len(stale)} BatchNormalization node{'s' if len(stale) > 1 else ''} behind layers keep statistics of the "
-        "old weights; --reset-norm sets them to mean 0 and variance 1"
+        "old weights; `reset_norm=True` sets them to mean 0 and variance 1"
     ]

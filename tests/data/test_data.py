@@ -579,7 +579,7 @@ def test_a_batch_size_that_says_the_same_as_the_runs_is_taken(fine: int | None) 
 
 def test_a_batch_size_makes_no_sense_where_each_row_is_a_run() -> None:
     text = message(normal(4, 3, 2), ROWS, batch_size=2)
-    assert text == "each row for input 'x' is one run; leave out --batch-size 2"
+    assert text == "each row for input 'x' is one run; leave out `batch_size=2`"
 
 
 def test_an_unknown_rank_takes_anything_along_its_first_axis() -> None:
@@ -617,7 +617,7 @@ def test_a_limit_below_the_fixed_batch() -> None:
 
 def test_a_batch_size_other_than_the_fixed_one() -> None:
     text = message(normal(8, 2), InputSpec("x", "float32", (4, 2)), batch_size=2)
-    assert text == "input 'x' has a batch fixed at 4; leave out --batch-size 2"
+    assert text == "input 'x' has a batch fixed at 4; leave out `batch_size=2`"
 
 
 def test_the_fixed_batch_size_may_be_said_again() -> None:
@@ -639,7 +639,7 @@ def test_whole_with_a_limit() -> None:
 
 def test_whole_is_not_possible_for_a_smaller_fixed_batch() -> None:
     text = message(normal(8, 2), InputSpec("x", "float32", (4, 2)), batch_size="all")
-    assert "wants (4, 2) float32, got (8, 2) float64; leave out --batch-size all" in text
+    assert 'wants (4, 2) float32, got (8, 2) float64; leave out `batch_size="all"`' in text
 
 
 def test_whole_feeds_each_file_in_one_run(tmp_path: Path) -> None:
@@ -699,10 +699,10 @@ def test_the_limit_counts_over_files_that_are_batches_of_their_own(tmp_path: Pat
     assert [batch["ids"].shape for batch in batches] == [(3, 5), (2, 6)]
 
 
-@pytest.mark.parametrize(("option", "flag"), [("limit", "--limit"), ("batch_size", "--batch-size")])
+@pytest.mark.parametrize("argument", ["limit", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_numbers_below_one(option: str, flag: str, value: int) -> None:
-    assert message(normal(3, 2), ROWS, **{option: value}) == f"{flag} must be at least 1, got {value}"
+def test_numbers_below_one(argument: str, value: int) -> None:
+    assert message(normal(3, 2), ROWS, **{argument: value}) == f"`{argument}` must be at least 1, got {value}"
 
 
 def test_batches_are_a_sequence_that_can_be_gone_through_again() -> None:
@@ -718,7 +718,7 @@ def test_batches_are_a_sequence_that_can_be_gone_through_again() -> None:
 
 def test_inputs_must_agree_in_their_samples() -> None:
     text = message({"x": normal(8, 2), "ids": np.ones((7, 5), int)}, ROWS, IDS)
-    assert "input 'x' has 8 samples, input 'ids' 7" in text and "--batch-size all" in text
+    assert "input 'x' has 8 samples, input 'ids' 7" in text and '`batch_size="all"`' in text
 
 
 def test_names_of_axes_mean_nothing() -> None:
@@ -732,7 +732,7 @@ RATE = InputSpec("rate", "int64", ())
 
 def test_a_recurrent_state_beside_a_batch_is_not_guessed_at() -> None:
     text = message({"x": normal(8, 2), "state": normal(2, 8, 128)}, ROWS, STATE)
-    assert "input 'x' has 8 samples, input 'state' 2" in text and "--batch-size all" in text
+    assert "input 'x' has 8 samples, input 'state' 2" in text and '`batch_size="all"`' in text
 
 
 def test_fixed_batches_of_different_size_are_not_guessed_at() -> None:
@@ -764,7 +764,7 @@ def test_files_whose_first_axes_differ_are_fed_whole_one_by_one(tmp_path: Path) 
 
 def test_a_limit_makes_no_sense_for_inputs_whose_first_axes_differ() -> None:
     data = {"x": normal(8, 2), "state": normal(2, 8, 128)}
-    assert "leave out --limit" in message(data, ROWS, STATE, batch_size="all", limit=1)
+    assert "leave out `limit=1`" in message(data, ROWS, STATE, batch_size="all", limit=1)
 
 
 def test_states_with_a_row_per_run_go_beside_batches_of_one() -> None:

@@ -448,7 +448,7 @@ def test_a_recurrent_layer_is_orthonormal_gate_by_gate_if_asked(op):
 def test_a_recurrent_layer_is_left_alone_otherwise(op):
     _, before = recurrent(op)
     result = initialize(before, normal(7, 16, 5), batch_size="all")
-    assert entry(result, "y").status == "skipped" and "--recurrent" in entry(result, "y").notes[0]
+    assert entry(result, "y").status == "skipped" and "`recurrent=True`" in entry(result, "y").notes[0]
     assert unchanged_but(before, result.model, "v")
 
 
