@@ -218,8 +218,8 @@ def run_all(session: ort.InferenceSession, data: Array, size: int) -> None:
 
 def weight_shapes(file: ModelFile) -> dict[str, tuple[int, int, int]]:
     """(groups, out, fan_in) of every layer's weight."""
-    graph = graphs.build(file.proto)
-    found = layers.find(graph, lambda name: file.array(graph.tensors[name]))
+    graph = graphs.build(file.proto, file)
+    found = layers.find(graph)
     return {layer.weight.base: layer.form.shape for layer in found.layers}
 
 
@@ -432,8 +432,8 @@ def naive(path: Path, data: Array, threads: int) -> tuple[int, float]:
     begun = time.perf_counter()
     model = onnx.load(path)
     file = ModelFile(model, None, "model")
-    graph = graphs.build(model)
-    found = layers.find(graph, lambda name: file.array(graph.tensors[name])).layers
+    graph = graphs.build(model, file)
+    found = layers.find(graph).layers
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     arrays: dict[str, Array] = {}
     for layer in found:

@@ -1,7 +1,11 @@
-"""Write commands.md from the commands themselves, and the figure stages.svg: `python docs/generate.py`."""
+"""Write commands.md from the commands themselves, the table of settings in python.md, and the figure stages.svg.
+
+python docs/generate.py
+"""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 from typer.main import get_command
 
 from lsuv_cli.cli import app
+from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, Settings, SettingsDict
 
 DOCS = Path(__file__).parent
 
@@ -88,7 +93,37 @@ def _row(option: Any) -> str:
     default = option.default.value if isinstance(option.default, Enum) else option.default
     if flag:
         default = option.opts[0] if option.default and option.secondary_opts else None
-    return f"| {names}{value} | {option.help} | {'' if default is None else f'`{default}`'} |"
+    text = option.help.replace("|", "\\|")
+    return f"| {names}{value} | {text} | {'' if default is None else f'`{default}`'} |"
+
+
+START, END = "<!-- settings: made by docs/generate.py -->\n", "<!-- end of settings -->\n"
+
+
+def python() -> str:
+    """The page on Python with its table of settings made anew."""
+    before, _, rest = (DOCS / "python.md").read_text(encoding="utf-8").partition(START)
+    after = rest.partition(END)[2]
+    rows = ["| keyword | type | default | what it is | used by |", "|---|---|---|---|---|"]
+    types = SettingsDict.__annotations__
+    for group in GROUPS:
+        for name, about in ABOUT.items():
+            if about.group == group:
+                kind = re.sub(r"\b\w+Name\b", "str", types[name].__forward_arg__).replace("|", "\\|")
+                default = getattr(Settings, name)
+                shown = f'`"{default}"`' if isinstance(default, str) else f"`{default!r}`"
+                shown += f"; `measure`: `{CHECK_TOL}`" if name == "tol" else ""
+                text = about.help.replace("|", "\\|")
+                rows.append(f"| `{name}` | `{kind}` | {shown} | {text} | {_users(name)} |")
+    return before + START + "\n".join(rows) + "\n" + END + after
+
+
+def _users(name: str) -> str:
+    if name in LOOK:
+        return "all"
+    if name in JUDGE:
+        return "all but `inspect`"
+    return "`initialize`" if name in {"rescale", "before"} else "`initialize`, `compare`"
 
 
 def figure() -> str:
@@ -154,4 +189,5 @@ line.cut {{ stroke: #1f5fa8; stroke-dasharray: 5 4 }}
 
 if __name__ == "__main__":
     (DOCS / "commands.md").write_text(commands(), encoding="utf-8")
+    (DOCS / "python.md").write_text(python(), encoding="utf-8")
     (DOCS / "stages.svg").write_text(figure(), encoding="utf-8")

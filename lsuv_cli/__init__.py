@@ -1,21 +1,31 @@
-"""LSUV initialization for ONNX models: `initialize` and `measure`, and the types of what they give."""
+"""LSUV initialization for ONNX models: four functions, and the types of what they take, give and raise."""
 
 from typing import TYPE_CHECKING, Any
 
+from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
+from lsuv_cli.report import LayerReport, Report, Status
+from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
-    from lsuv_cli.api import compare, initialize, inspect, measure
-    from lsuv_cli.pipeline import Initialized
-    from lsuv_cli.report import LayerReport, Report, Status
-    from lsuv_cli.settings import Settings
+    from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
 
 __all__ = [
+    "Bias",
+    "DataError",
+    "DeviceError",
+    "ExitCode",
     "Initialized",
     "LayerReport",
+    "LsuvError",
+    "ModelError",
+    "OutputError",
+    "PreInit",
     "Report",
     "Settings",
+    "SettingsDict",
     "Status",
+    "Tied",
     "__version__",
     "compare",
     "initialize",
@@ -27,8 +37,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import numpy, onnx and onnxruntime only when they are needed: `lsuv --help` must not wait for them."""
     if name in __all__:
-        from lsuv_cli import api, report, settings
+        from lsuv_cli import api
 
-        home = next(module for module in (api, report, settings) if hasattr(module, name))
-        return getattr(home, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'lsuv_cli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

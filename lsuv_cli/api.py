@@ -7,94 +7,176 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, Unpack
 
 import onnx
 
-from lsuv_cli.data.batches import Data
+from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import names as carry
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.pipeline import Initialized, Job, Listener
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
+
+__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+_MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
+_DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
+            arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
+            for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
+            "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
+_LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
+
+
+def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
+    """Complete a docstring: the arguments that all functions share, and the settings that matter to this one."""
+
+    def complete(function: Function) -> Function:
+        lines = []
+        for name in names:
+            default = defaults.get(name, getattr(Settings, name))
+            shown = str(default) if isinstance(default, str) else repr(default)
+            lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
+        assert function.__doc__ is not None
+        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{settings}": "\n        ".join(lines)}
+        for mark, text in shared.items():
+            function.__doc__ = function.__doc__.replace(mark, text)
+        return function
+
+    return complete
 
 
 def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
+@_documented()
 def initialize(
     model: Model,
-    data: Data | Sequence[str] | None = None,
+    data: Data | Paths | None = None,
     *,
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
-    **settings: Any,
+    **settings: Unpack[SettingsDict],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
 
-    `model` is a path, the bytes of a file or a ModelProto (which is not changed). `data` is an array, a dict of
-    arrays, an iterable of batches, or a list of file names as `--data` takes them. With `output` the result is
-    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. The other
-    arguments are the fields of `Settings`.
+    Arguments:
+        {model}
+        {data}
+            None only with `rescale=False` or `dry_run=True`.
+        output: where to write the initialized model; None for nowhere.
+        weights: a .safetensors or .npz file for the initialized tensors alone, under the names they had in PyTorch.
+        force: overwrite files that exist.
+        dry_run: find the layers and plan the stages; change and write nothing.
+        {listen}
+
+    Settings, the fields of `Settings`:
+        {settings}
+
+    Returns the model (None if its weights are in a file beside `output`) and the report.
     """
+    chosen = Settings.of(settings)
     with _opened(model) as file:
-        job = Job(file, Settings.of(settings), data, listen)
+        job = Job(file, chosen, as_sources(data), listen)
         carried = carry.check(weights, force) if weights is not None else None
         return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
 
 
-def measure(model: Model, data: Data | Sequence[str], *, listen: Listener = _silent, **settings: Any) -> Report:
-    """The variance of every layer's output in a model as it stands."""
-    with _opened(model) as file:
-        return Job(file, Settings.of(settings), data, listen).look("measure")
-
-
-def inspect(
-    model: Model, data: Data | Sequence[str] | None = None, *, listen: Listener = _silent, **settings: Any
+@_documented(JUDGE, tol=CHECK_TOL)
+def measure(
+    model: Model, data: Data | Paths, *, listen: Listener = _silent, **settings: Unpack[SettingsDict]
 ) -> Report:
-    """The layers of a model and where their weights live; with data, what they put out."""
+    """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
+
+    Arguments:
+        {model}
+        {data}
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    chosen = Settings.of({"tol": CHECK_TOL, **settings})
     with _opened(model) as file:
-        return Job(file, Settings.of(settings), data, listen).look("inspect")
+        return Job(file, chosen, as_sources(data), listen).look("measure")
 
 
-def compare(
+@_documented(LOOK)
+def inspect(
     model: Model,
-    data: Data | Sequence[str],
-    inits: Sequence[str] = ("lsuv", "orthonormal", "xavier", "msra", "keep"),
+    data: Data | Paths | None = None,
     *,
     listen: Listener = _silent,
-    **settings: Any,
-) -> dict[str, Report]:
-    """A report for each initialization of the same model: "lsuv", or a pre-initialization without scaling.
+    **settings: Unpack[SettingsDict],
+) -> Report:
+    """The layers of a model and where their weights live; with data, the moments of their outputs.
 
-    "keep" is the model as given. Nothing is written.
+    Arguments:
+        {model}
+        {data}
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
     """
+    chosen = Settings.of(settings)
+    with _opened(model) as file:
+        return Job(file, chosen, as_sources(data), listen).look("inspect")
+
+
+@_documented(name for name in ABOUT if name not in {"rescale", "before"})
+def compare(
+    model: Model,
+    data: Data | Paths,
+    inits: str | Sequence[str] = INITS,
+    *,
+    listen: Listener = _silent,
+    **settings: Unpack[SettingsDict],
+) -> dict[str, Report]:
+    """A report for each of several initializations of the same model. Nothing is written.
+
+    Arguments:
+        {model}
+        {data}
+        inits: names, as a list or with commas between them: "lsuv"; "keep", the model as given; or another
+            pre-initialization (see `pre_init`), which is then not scaled.
+        {listen}
+
+    Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
+        {settings}
+    """
+    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
     known = ("lsuv", *PreInit)
-    unknown = [name for name in inits if name not in known]
-    if unknown or not inits:
-        raise LsuvError(f"--inits {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
-    if not isinstance(data, Mapping | Sequence) and not hasattr(data, "__array__"):
-        data = list(data)  # gone through once for each initialization
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
+    given = Settings.of(settings)
+    sources = as_sources(data)
+    if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
+        sources = list(sources)  # gone through once for each initialization
     reports = {}
     with _opened(model) as file:
-        for name in dict.fromkeys(inits):
-            chosen = {**settings, "rescale": name == "lsuv"}
+        for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
-                reports[name] = measure(model, data, listen=listen, **settings)
+                reports[name] = Job(file, given, sources, listen).look("measure")
                 continue
-            if name != "lsuv":
-                chosen["pre_init"] = name
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), Settings.of(chosen), data, listen)
+            pre_init = given.pre_init if name == "lsuv" else PreInit(name)
+            chosen = replace(given, rescale=name == "lsuv", pre_init=pre_init)
+            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), chosen, sources, listen)
             reports[name] = job.initialize(None, None, False, False).report
     return reports
 

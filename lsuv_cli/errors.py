@@ -1,4 +1,9 @@
-"""What can go wrong, and the exit code that tells a script about it."""
+"""What can go wrong, and the exit code that tells a script about it.
+
+How a message names an argument: as Python writes it, in backticks. "leave out `batch_size=4`" is what a Python caller
+reads; the command shows "leave out --batch-size 4" (cli/wording.py). This holds for the warnings and notes of a report
+too. A test sees that every argument named so exists, and that no message outside the command speaks of `--options`.
+"""
 
 from enum import IntEnum
 

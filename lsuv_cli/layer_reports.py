@@ -160,7 +160,7 @@ def _skipped(item: Skipped) -> LayerReport:
 
 def _recurrent(item: Recurrent, status: Status) -> LayerReport:
     note = {
-        Status.SKIPPED: "recurrent; --recurrent makes its matrices orthonormal gate by gate",
+        Status.SKIPPED: "recurrent; `recurrent=True` makes its matrices orthonormal gate by gate",
         Status.PRE_INITIALIZED: "recurrent: pre-initialized gate by gate, not scaled",
     }.get(status, "recurrent")
     weight = item.weights[0][0]

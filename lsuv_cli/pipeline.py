@@ -86,7 +86,7 @@ class Job:
         """Prepare, scale, verify, publish."""
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
-            raise LsuvError("scaling needs data: give --data, or --no-rescale to stop after the pre-initialization")
+            raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
         with Draft(self.file, None if dry_run else output, force=force) as draft:
             run = self._open()
             # What must be known of the model as given is read here: afterwards it is edited in place.

@@ -1,14 +1,28 @@
-"""What a user can choose, with defaults and limits. Imports nothing heavy: `lsuv --help` shows it at once."""
+"""What a user can choose: each setting's type, default, limits and one line of help.
+
+Imports nothing heavy: `lsuv --help` shows it at once.
+
+A new setting goes here and nowhere else: a field in `Settings` and its keyword in `SettingsDict` (a test compares the
+two). From the field follow the command's option, its help and its place there (cli/options.py), the keyword of the
+Python functions and its line in their docstrings (api.py), and the table in docs/python.md (docs/generate.py). A
+setting of the groups DATA and RUN is for all commands; another one is for `init` and `compare`, unless LOOK or JUDGE
+names it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from lsuv_cli.errors import LsuvError
+
+T = TypeVar("T")
+Kind = TypeVar("Kind", bound=StrEnum)
 
 
 class PreInit(StrEnum):
@@ -37,70 +51,263 @@ class Tied(StrEnum):
     SKIP = "skip"
 
 
+PreInitName = Literal["orthonormal", "gaussian", "xavier", "msra", "orthonormal-msra", "keep"]
+BiasName = Literal["zero", "keep"]
+TiedName = Literal["share", "untie", "skip"]
+
+# The groups of settings, in the order in which help shows them.
+METHOD, WHICH, DATA, SHOW, RUN = "Method", "Which layers", "How data is read", "What to show", "Where it runs"
+GROUPS = (METHOD, WHICH, DATA, SHOW, RUN)
+
+CHECK_TOL = 0.1
+"""The default tolerance of `measure` and `lsuv check`: the data may be other samples than those of `init`."""
+
+
+class SettingsDict(TypedDict, total=False):
+    """The settings as keywords of the Python functions; the values that `Settings` makes its own of."""
+
+    pre_init: PreInit | PreInitName
+    rescale: bool
+    bias: Bias | BiasName
+    tol: float
+    max_trials: int
+    target_variance: float
+    seed: int
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    tied: Tied | TiedName
+    recurrent: bool
+    reset_norm: bool
+    before: bool
+    batch_size: int | Literal["all"] | None
+    limit: int | None
+    mean: float | str | Sequence[float]
+    std: float | str | Sequence[float]
+    size: int | None
+    device: str
+    threads: int | None
+    memory: int | str | None
+
+
+class Unfit(Exception):
+    """A value is not what a setting takes; the message says what it should be."""
+
+
+@dataclass(frozen=True)
+class About:
+    """How a setting's value is read, its group, how help shows the value, one line of help, and the limits."""
+
+    read: Callable[[Any], object]
+    group: str
+    metavar: str
+    help: str
+    above: float | None = None
+    least: float | None = None
+    most: float = math.inf
+    text_too: bool = False  # `read` takes what is typed (8G, all, 0.5,0.5), so the command leaves the reading to it
+
+    def value(self, name: str, given: object) -> object:
+        """The value as `Settings` holds it, or an error that names the setting."""
+        try:
+            value = self.read(given)
+        except Unfit as problem:
+            raise LsuvError(f"`{name}` {given!r} is not {problem}") from None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return value
+        below = (self.above is not None and not value > self.above) or (self.least is not None and value < self.least)
+        if below or not value <= self.most or not math.isfinite(value):
+            lower = f"above {self.above}" if self.above is not None else f"at least {self.least}"
+            upper = (
+                f" and at most {self.most}" if self.most < math.inf else "" if math.isfinite(value) else " and finite"
+            )
+            raise LsuvError(f"`{name}` is {value}; it must be {lower}{upper}")
+        return value
+
+
+def _flag(given: object) -> bool:
+    if not isinstance(given, bool):
+        raise Unfit("True or False")
+    return given
+
+
+def _whole(given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):  # numpy's integers are welcome
+        raise Unfit("a whole number")
+    return int(given)
+
+
+def _number(given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise Unfit("a number")
+    return float(given)
+
+
+def _text(given: object) -> str:
+    if not isinstance(given, str):
+        raise Unfit("a string")
+    return given
+
+
+def _optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
+    return lambda given: None if given is None else read(given)
+
+
+def _one_of(kind: type[Kind]) -> Callable[[str], Kind]:
+    def read(given: str) -> Kind:
+        try:
+            return kind(given)
+        except ValueError:
+            raise Unfit(f"one of {', '.join(kind)}") from None
+
+    return read
+
+
+def _patterns(given: object) -> tuple[str, ...]:
+    """One pattern is a list of one."""
+    items = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(item, str) for item in items):
+        raise Unfit("a pattern or a list of patterns")
+    return items
+
+
+def _numbers(given: object) -> tuple[float, ...]:
+    """One number for all channels, or one for each; as text with commas too."""
+    items: Iterable[Any] = (given,)
+    if isinstance(given, str | Iterable):
+        items = given.split(",") if isinstance(given, str) else given
+    try:
+        return tuple(float(item) for item in items)
+    except (TypeError, ValueError):
+        raise Unfit("a list of numbers such as 0.485,0.456,0.406") from None
+
+
+def _batch_size(given: object) -> int | Literal["all"] | None:
+    if given is None or given == "all":
+        return given
+    if isinstance(given, str) and given.isdecimal():
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:
+        raise Unfit("a positive number or all")
+    return int(given)
+
+
+def _bytes(given: object) -> int:
+    """A number of bytes, or a text such as 8G."""
+    if not isinstance(given, str):
+        return _whole(given)
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number = given.upper().removesuffix("B").removesuffix("I")
+    unit = number[-1:] if number[-1:] in units else ""
+    try:
+        size = int(float(number.removesuffix(unit)) * units[unit])
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise Unfit("a size such as 500M or 8G")
+    return size
+
+
 @dataclass(frozen=True)
 class Settings:
-    """All that can be chosen; each field is an option of the command with the same name."""
+    """All that can be chosen, checked; each field is an option of the command with the same name.
 
-    pre_init: PreInit = PreInit.ORTHONORMAL
-    rescale: bool = True
-    bias: Bias = Bias.ZERO
-    tol: float = 0.01
-    max_trials: int = 10
-    target_variance: float = 1.0
-    seed: int = 0
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    tied: Tied = Tied.SHARE
-    recurrent: bool = False
-    reset_norm: bool = False
-    before: bool = False
-    batch_size: int | Literal["all"] | None = None
-    limit: int | None = None
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    size: int | None = None
-    device: str = "auto"
-    threads: int | None = None
-    memory: int | None = None
+    Plain strings, lists and numpy's numbers are welcome: `Settings(pre_init="keep", exclude="fc*", memory="8G")`.
+    """
+
+    pre_init: Annotated[
+        PreInit, About(_one_of(PreInit), METHOD, "KIND", f"The weights before scaling: {', '.join(PreInit)}.")
+    ] = PreInit.ORTHONORMAL
+    rescale: Annotated[bool, About(_flag, METHOD, "", "Scale each layer on the data, or stop before that.")] = True
+    bias: Annotated[Bias, About(_one_of(Bias), METHOD, "zero|keep", "Set biases to zero, or keep them.")] = Bias.ZERO
+    tol: Annotated[
+        float, About(_number, METHOD, "X", "Relative tolerance: |variance / target - 1|.", above=0, most=1)
+    ] = 0.01
+    max_trials: Annotated[
+        int, About(_whole, METHOD, "N", "Trials at most; nearly always one is enough.", above=0, most=1000)
+    ] = 10
+    target_variance: Annotated[
+        float, About(_number, METHOD, "X", "The variance every layer's output is to have.", above=0)
+    ] = 1.0
+    seed: Annotated[int, About(_whole, METHOD, "N", "Seed of the random numbers.", least=0)] = 0
+    include: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.")] = ()
+    exclude: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Leave out layers whose name matches.")] = ()
+    tied: Annotated[
+        Tied,
+        About(
+            _one_of(Tied),
+            WHICH,
+            "share|untie|skip",
+            "A weight that several layers use: one scale for all, a copy for each, or leave it alone.",
+        ),
+    ] = Tied.SHARE
+    recurrent: Annotated[bool, About(_flag, WHICH, "", "Pre-initialize LSTM, GRU and RNN too, gate by gate.")] = False
+    reset_norm: Annotated[
+        bool, About(_flag, WHICH, "", "Reset the statistics of BatchNormalization right behind a layer.")
+    ] = False
+    before: Annotated[bool, About(_flag, SHOW, "", "The variances in the model as given too (one more pass).")] = False
+    batch_size: Annotated[
+        int | Literal["all"] | None,
+        About(_batch_size, DATA, "N|all", "Samples in a run; all feeds every input whole.", text_too=True),
+    ] = None
+    limit: Annotated[int | None, About(_optional(_whole), DATA, "N", "Use the first N samples.", above=0)] = None
+    mean: Annotated[
+        tuple[float, ...],
+        About(_numbers, DATA, "X[,X,X]", "Images: subtract this from each channel, 0 to 1.", text_too=True),
+    ] = (0.0,)
+    std: Annotated[
+        tuple[float, ...], About(_numbers, DATA, "X[,X,X]", "Images: then divide by this.", text_too=True)
+    ] = (1.0,)
+    size: Annotated[
+        int | None,
+        About(
+            _optional(_whole),
+            DATA,
+            "N",
+            "Images: resize the shorter side to N, then crop the middle.",
+            above=0,
+            most=100_000,
+        ),
+    ] = None
+    device: Annotated[str, About(_text, RUN, "DEVICE", "auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[
+        int | None, About(_optional(_whole), RUN, "N", "CPU threads; all, if not given.", above=0, most=4096)
+    ] = None
+    memory: Annotated[
+        int | None,
+        About(
+            _optional(_bytes),
+            RUN,
+            "SIZE",
+            "Memory for values between stages, such as 8G; more goes to a file.",
+            least=0,
+            text_too=True,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("tol", 1),
-            ("target_variance", math.inf),
-            ("max_trials", 1000),
-            ("threads", 4096),
-            ("size", 100_000),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (0 < value <= most and math.isfinite(value)):
-                limit = f" and at most {most}" if math.isfinite(most) else ""
-                raise LsuvError(f"{_option(name)} is {value}; it must be above 0{limit}")
-        for name in ("seed", "memory"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise LsuvError(f"{_option(name)} is {value}; it must not be negative")
-        # Plain strings and lists are welcome from Python.
-        for name, kind in (("pre_init", PreInit), ("bias", Bias), ("tied", Tied)):
-            given = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(given))
-            except ValueError:
-                raise LsuvError(f"{_option(name)} {given!r} is not one of {', '.join(kind)}") from None
-        for name in ("include", "exclude"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        for name, about in ABOUT.items():
+            object.__setattr__(self, name, about.value(name, getattr(self, name)))
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Settings:
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(given) - known)
+    def of(cls, given: SettingsDict) -> Settings:
+        """The settings that keywords stand for; a TypeError where one is not known."""
+        unknown = sorted(set(given) - set(ABOUT))
         if unknown:
-            raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        return cls(**given)
+            raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(sorted(ABOUT))}")
+        return cls(**cast(Mapping[str, Any], given))  # reads the wider types of SettingsDict
+
+    def keywords(self) -> SettingsDict:
+        """The settings as keywords: `initialize(model, data, **settings.keywords())`."""
+        return cast(SettingsDict, {name: getattr(self, name) for name in ABOUT})
 
     def to_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints(Settings, include_extras=True).items()}
+"""What is to be known about each setting, by its name, in the order of the fields."""
+
+LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclude"} or about.group in {DATA, RUN})
+"""The settings that matter where a model is only looked at."""
+JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
+"""The settings that matter where a model is looked at and judged."""

@@ -23,7 +23,9 @@ def generator():
     return runpy.run_path(str(DOCS / "generate.py"))
 
 
-@pytest.mark.parametrize(("page", "maker"), [("commands.md", "commands"), ("stages.svg", "figure")])
+@pytest.mark.parametrize(
+    ("page", "maker"), [("commands.md", "commands"), ("python.md", "python"), ("stages.svg", "figure")]
+)
 def test_generated_pages_are_in_step(generator, page, maker):
     assert (DOCS / page).read_text() == generator[maker](), "run python docs/generate.py"
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import lsuv_cli
+from lsuv_cli import PreInit
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -69,7 +70,7 @@ def test_our_weights_have_the_closed_forms_deviation(init: str) -> None:
     draws = [
         {
             x.name: x.weight_std
-            for x in lsuv_cli.initialize(model, pre_init=init, rescale=False, seed=seed).report.layers
+            for x in lsuv_cli.initialize(model, pre_init=PreInit(init), rescale=False, seed=seed).report.layers
         }
         for seed in range(1 if init == "orthonormal" else 8)
     ]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,8 @@ import typer
 
 from lsuv_cli.cli import child_process as guard
 from lsuv_cli.cli import options as o
-from lsuv_cli.cli import terminal
+from lsuv_cli.cli import terminal, wording
 from lsuv_cli.errors import ExitCode, LsuvError
-from lsuv_cli.settings import Bias, PreInit, Tied
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -52,65 +52,23 @@ def _lsuv(
 
 
 @app.command(cls=o.Command, short_help="Initialize models by LSUV, on your data.")
+@o.spread
 def init(
-    models: o.Models,
-    data: o.Sources = None,
-    output: o.Output = None,
-    output_dir: o.OutputDir = None,
-    weights: o.Weights = None,
-    force: o.Force = False,
-    dry_run: o.DryRun = False,
-    pre_init: o.PreInitKind = PreInit.ORTHONORMAL,
-    rescale: o.Rescale = True,
-    bias: o.BiasKind = Bias.ZERO,
-    tol: o.Tol = 0.01,
-    max_trials: o.MaxTrials = 10,
-    target_variance: o.Target = 1.0,
-    seed: o.Seed = 0,
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    tied: o.TiedHow = Tied.SHARE,
-    recurrent: o.Recurrent = False,
-    reset_norm: o.ResetNorm = False,
-    batch_size: o.BatchSize = None,
-    limit: o.Limit = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    size: o.Size = None,
-    before: o.Before = False,
-    plot: o.Plot = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = False,
-    device: o.DeviceName = "auto",
-    threads: o.Threads = None,
-    memory: o.Memory = None,
+    *, models: o.Models, data: o.Sources = None, writing: o.Writing, settings: o.AllSettings, showing: o.Showing
 ) -> None:
     """Initialize models: orthonormal weights, scaled layer by layer to variance 1 on your data.
 
     The result goes to MODEL.lsuv.onnx beside the input, or where -o or --output-dir say.
     """
     with terminal.errors():
-        settings: dict[str, Any] = {
-            "pre_init": pre_init,
-            "rescale": rescale,
-            "bias": bias,
-            "tol": tol,
-            "max_trials": max_trials,
-            "target_variance": target_variance,
-            "seed": seed,
-            "tied": tied,
-            "recurrent": recurrent,
-            "reset_norm": reset_norm,
-            "before": before or plot is not None,
-            **o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory),
-        }
-        if json and output == "-":
+        if showing.json and writing.output == "-":
             raise LsuvError("--json and -o - both want standard output; write the model to a file")
-        _for_one_model(models, {"-o": output, "--weights": weights, "--plot": plot})
-        targets = _targets(models, output, output_dir, dry_run)
-        picture = _plot(plot)
-    console = terminal.console(quiet=quiet)
+        _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, "--plot": showing.plot})
+        targets = _targets(models, writing)
+        picture = _plot(showing.plot)
+    if picture is not None:
+        settings = dataclasses.replace(settings, before=True)
+    console = terminal.console(quiet=showing.quiet)
     several = len(models) > 1
     reports: list[dict[str, Any]] = []
     for model, target in zip(models, targets, strict=True):
@@ -121,67 +79,71 @@ def init(
 
         so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
         with terminal.errors(failed if several else None, so_far):
-            from lsuv_cli.api import initialize
-
-            with terminal.progress(console, not quiet) as listen:
-                done = initialize(
-                    _source(model),
-                    list(data) if data else None,
-                    output=None if target == "-" else target,
-                    weights=weights,
-                    force=force,
-                    dry_run=dry_run,
-                    listen=listen,
-                    **settings,
-                )
-            if target == "-" and not dry_run:
-                terminal.write_bytes(done.to_bytes())
-            _tell(done.report, console, verbose=verbose)
+            with terminal.progress(console, not showing.quiet) as listen:
+                report = _initialized(model, data, target, writing, settings, listen)
+            _tell(report, console, verbose=showing.verbose)
             if picture is not None:
-                _draw({"": done.report}, picture)
-            for also in (None if dry_run else weights, picture):
+                _draw({"": report}, picture)
+            for also in (None if writing.dry_run else writing.weights, picture):
                 if also is not None:
                     console.print(f"wrote {also}", soft_wrap=True, markup=False)
-            reports.append(done.report.to_json())
-    codes = [report["exit_code"] for report in reports]
-    if json:
+            reports.append(report.to_json())
+    if showing.json:
         _print_json(reports if several else reports[0])
-    if several:
+    raise typer.Exit(_summed_up([report["exit_code"] for report in reports], console))
+
+
+def _initialized(
+    model: str,
+    data: list[str] | None,
+    target: str | None,
+    writing: o.Writing,
+    settings: o.AllSettings,
+    listen: terminal.Listener,
+) -> Report:
+    """Initialize one model; send it to standard output if that is its target."""
+    from lsuv_cli.api import initialize
+
+    done = initialize(
+        _source(model),
+        data or None,
+        output=None if target == "-" else target,
+        weights=writing.weights,
+        force=writing.force,
+        dry_run=writing.dry_run,
+        listen=listen,
+        **settings.keywords(),
+    )
+    if target == "-" and not writing.dry_run:
+        terminal.write_bytes(done.to_bytes())
+    return wording.report_as_typed(done.report)
+
+
+def _summed_up(codes: list[int], console: Console) -> int:
+    """The exit code of all models together; what became of them, where there are several."""
+    if len(codes) > 1:
         wrong, outside = codes.count(ExitCode.BAD_REQUEST), codes.count(ExitCode.OUTSIDE_TOLERANCE)
-        text = f"{len(models) - wrong} of {len(models)} models done"
+        text = f"{len(codes) - wrong} of {len(codes)} models done"
         console.print(f"{text}, {outside} of them with layers outside the tolerance, {wrong} failed", soft_wrap=True)
-    raise typer.Exit(max(codes))
+    return max(codes)
 
 
 @app.command(cls=o.Command, short_help="Show a model's layers and what they put out.")
+@o.spread
 def inspect(
-    model: o.Model,
-    data: o.Sources = None,
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    batch_size: o.BatchSize = None,
-    limit: o.Limit = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    size: o.Size = None,
-    seed: o.Seed = 0,
-    json: o.Json = False,
-    csv: o.Csv = False,
-    device: o.DeviceName = "auto",
-    threads: o.Threads = None,
-    memory: o.Memory = None,
+    *, model: o.Model, data: o.Sources = None, settings: o.LookSettings, json: o.Json = False, csv: o.Csv = False
 ) -> None:
     """Show a model's layers, where their weights live and, with data, what they put out."""
     with terminal.errors():
         if json and csv:
             raise LsuvError("--json and --csv both want standard output; give one of them")
-        settings = o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory)
         console = terminal.console()
-        from lsuv_cli.api import inspect as look
+        from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not (json or csv)) as listen:
-            report = look(_source(model), list(data) if data else None, listen=listen, seed=seed, **settings)
+            report = api.inspect(_source(model), data or None, listen=listen, **settings.keywords())
+        report = wording.report_as_typed(report)
         _warn(report, console)
         if json:
             _print_json(report.to_json())
@@ -192,94 +154,60 @@ def inspect(
 
 
 @app.command(cls=o.Command, short_help="Is every output's variance near 1? For CI.")
-def check(
-    model: o.Model,
-    data: o.Sources = None,
-    tol: o.Tol = 0.1,
-    target_variance: o.Target = 1.0,
-    seed: o.Seed = 0,
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    batch_size: o.BatchSize = None,
-    limit: o.Limit = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    size: o.Size = None,
-    plot: o.Plot = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = False,
-    device: o.DeviceName = "auto",
-    threads: o.Threads = None,
-    memory: o.Memory = None,
-) -> None:
+@o.spread
+def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, showing: o.Showing) -> None:
     """Exit with 0 if every layer's output has variance 1 within the tolerance, with 1 if not."""
     with terminal.errors():
         if not data:
             raise LsuvError("check needs data: give --data")
-        settings = o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory)
-        settings |= {"tol": tol, "target_variance": target_variance, "seed": seed}
-        picture = _plot(plot)
-        console = terminal.console(quiet=quiet)
-        from lsuv_cli.api import measure
+        picture = _plot(showing.plot)
+        console = terminal.console(quiet=showing.quiet)
+        from lsuv_cli import api
         from lsuv_cli.cli import display
 
-        with terminal.progress(console, not quiet) as listen:
-            report = measure(_source(model), list(data), listen=listen, **settings)
+        with terminal.progress(console, not showing.quiet) as listen:
+            report = api.measure(_source(model), data, listen=listen, **settings.keywords())
+        report = wording.report_as_typed(report)
         _warn(report, console)
         if picture is not None:
             _draw({"": report}, picture)
-        if json:
+        if showing.json:
             _print_json(report.to_json())
         else:
-            display.show_verdict(report, terminal.console(stderr=False, quiet=quiet), verbose=verbose)
+            table = terminal.console(stderr=False, quiet=showing.quiet)
+            display.show_verdict(report, table, verbose=showing.verbose)
     raise typer.Exit(int(report.exit_code))
 
 
 @app.command(cls=o.Command, short_help="Show initializations side by side.")
+@o.spread
 def compare(
+    *,
     model: o.Model,
     data: o.Sources = None,
-    inits: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="What to compare: lsuv, keep (the model as given), or a --pre-init of lsuv init, unscaled.",
-        ),
-    ] = "lsuv,orthonormal,xavier,msra,keep",
-    seed: o.Seed = 0,
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    batch_size: o.BatchSize = None,
-    limit: o.Limit = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    size: o.Size = None,
+    inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
+    settings: o.LookSettings,
     plot: o.Plot = None,
     json: o.Json = False,
-    device: o.DeviceName = "auto",
-    threads: o.Threads = None,
-    memory: o.Memory = None,
 ) -> None:
     """Show weights and output variances under several initializations side by side; writes nothing."""
     with terminal.errors():
         if not data:
             raise LsuvError("compare needs data: give --data")
-        settings = o.common(include, exclude, batch_size, limit, mean, std, size, device, threads, memory)
         picture = _plot(plot)
         console = terminal.console()
-        from lsuv_cli.api import compare as side_by_side
+        from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not json) as listen:
-            names = [name.strip() for name in inits.split(",") if name.strip()]
-            reports = side_by_side(_source(model), list(data), names, listen=listen, seed=seed, **settings)
+            found = api.compare(_source(model), data, inits, listen=listen, **settings.keywords())
+        reports = {name: wording.report_as_typed(report) for name, report in found.items()}
         _warn(next(iter(reports.values())), console)
         if picture is not None:
             _draw(reports, picture)
         if json:
-            found = {name: report.to_json() for name, report in reports.items()}
-            _print_json({"schema": "lsuv-comparison/1", "inits": found})
+            inner = {name: report.to_json() for name, report in reports.items()}
+            _print_json({"schema": "lsuv-comparison/1", "inits": inner})
         else:
             display.show_comparison(reports, terminal.console(stderr=False))
 
@@ -290,13 +218,14 @@ def _for_one_model(models: list[str], given: dict[str, str | None]) -> None:
             raise LsuvError(f"{option} is for one model, {len(models)} were given; use --output-dir")
 
 
-def _targets(models: list[str], output: str | None, output_dir: str | None, dry_run: bool) -> list[str | None]:
+def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
     """Where each model is written: None for nowhere, - for standard output."""
+    output, output_dir = writing.output, writing.output_dir
     if output is not None and output_dir is not None:
         raise LsuvError("-o and --output-dir both say where to write; give one of them")
     if output is not None:
         return [output]
-    if dry_run:
+    if writing.dry_run:
         return [None] * len(models)
     if "-" in models:
         raise LsuvError("the model comes from standard input: say where to write it with -o PATH, or -o -")

@@ -1,20 +1,27 @@
-"""The options of the commands: what each is called, what its help says, and how its text becomes a value.
+"""The options of the commands: what each is called, what its help says, and how all of them become typed values.
+
+An option that is a setting is not stated here: it follows from the field of `Settings` (settings.py says how to add
+one). The others are below: a field of `Writing` or `Showing`, or a type of its own where few commands have it.
+`spread` puts the fields of such dataclasses into a command's signature and hands it the dataclasses.
 
 Imports nothing heavy: `lsuv --help` and the shell's completion must be quick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from lsuv_cli.errors import LsuvError
-from lsuv_cli.settings import Bias, PreInit, Tied
-
-DATA, HOW, WHICH, SHOW, RUN = "How data is read", "Method", "Which layers", "What to show", "Where it runs"
+from lsuv_cli.cli import terminal
+from lsuv_cli.cli.wording import flag
+from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -50,141 +57,129 @@ Sources = Annotated[
     _option(
         "--data",
         metavar="[NAME=]PATH",
-        help="Calibration data: .npy, .npz, or a directory of them or of JPEG and PNG pictures. NAME=PATH, repeated, "
-        "for several inputs. random: made-up numbers.",
+        help="Calibration data: .npy, .npz, or a directory of them or of JPEG and PNG images. NAME=PATH, repeated, "
+        "for several inputs. random: random numbers.",
     ),
 ]
-BatchSize = Annotated[
-    str | None, _option(group=DATA, metavar="N|all", help="Samples in a run; all feeds every input whole.")
-]
-Limit = Annotated[int | None, _option(group=DATA, metavar="N", help="Use the first N samples.")]
-Mean = Annotated[
-    str | None,
-    _option(group=DATA, metavar="X[,X,X]", help="Pictures: subtract this from each channel, 0 to 1."),
-]
-Std = Annotated[str | None, _option(group=DATA, metavar="X[,X,X]", help="Pictures: then divide by this.")]
-Size = Annotated[
-    int | None,
-    _option(group=DATA, metavar="N", help="Pictures: resize the shorter side to N, then crop the middle."),
-]
-
-Output = Annotated[str | None, _option("--output", "-o", metavar="PATH", help="Where to write; - for standard output.")]
-OutputDir = Annotated[
-    str | None, _option(metavar="DIR", help="Write each model there, under its own name; needed for several.")
-]
-Force = Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")]
-DryRun = Annotated[bool, _option("--dry-run", help="Show the plan, write nothing.")]
-Weights = Annotated[
-    str | None,
-    _option(metavar="FILE", help="Write the initialized tensors to a file of their own too: .safetensors or .npz."),
-]
-
-PreInitKind = Annotated[
-    PreInit, _option(group=HOW, metavar="KIND", help=f"The weights before scaling: {', '.join(PreInit)}.")
-]
-Rescale = Annotated[
-    bool, _option("--rescale/--no-rescale", group=HOW, help="Scale each layer on the data, or stop before that.")
-]
-BiasKind = Annotated[Bias, _option(group=HOW, metavar="zero|keep", help="Set biases to zero, or keep them.")]
-Tol = Annotated[
-    float, _option(group=HOW, metavar="X", help="How far a variance may be from its target, as a share of it.")
-]
-MaxTrials = Annotated[int, _option(group=HOW, metavar="N", help="Trials at most; nearly always one is enough.")]
-Target = Annotated[float, _option(group=HOW, metavar="X", help="The variance every layer's output is to have.")]
-Seed = Annotated[int, _option(group=HOW, metavar="N", help="Seed of the random numbers.")]
-
-Include = Annotated[
-    list[str] | None, _option(group=WHICH, metavar="GLOB", help="Only layers whose name matches; repeatable.")
-]
-Exclude = Annotated[
-    list[str] | None, _option(group=WHICH, metavar="GLOB", help="Leave out layers whose name matches; repeatable.")
-]
-TiedHow = Annotated[
-    Tied,
+Inits = Annotated[
+    str,
     _option(
-        group=WHICH,
-        metavar="share|untie|skip",
-        help="A weight that several layers use: one scale for all, a copy for each, or leave it alone.",
+        metavar="NAME,...",
+        help="What to compare: lsuv, keep (the model as given), or a --pre-init of lsuv init, unscaled.",
     ),
-]
-Recurrent = Annotated[
-    bool, _option("--recurrent", group=WHICH, help="Pre-initialize LSTM, GRU and RNN too, gate by gate.")
-]
-ResetNorm = Annotated[
-    bool,
-    _option("--reset-norm", group=WHICH, help="Reset the statistics of BatchNormalization right behind a layer."),
-]
-
-Before = Annotated[
-    bool, _option("--before", group=SHOW, help="The variances in the model as given too (one more pass).")
 ]
 Plot = Annotated[
     str | None, _option(group=SHOW, metavar="FILE", help="Draw the variances of all layers: .png, .svg or .pdf.")
 ]
 Json = Annotated[bool, _option("--json", group=SHOW, help="The whole report as JSON on standard output.")]
 Csv = Annotated[bool, _option("--csv", group=SHOW, help="The table as CSV on standard output.")]
-Quiet = Annotated[bool, _option("--quiet", "-q", group=SHOW, help="Only errors.")]
-Verbose = Annotated[bool, _option("--verbose", "-v", group=SHOW, help="Every layer, its stage and every note.")]
-
-DeviceName = Annotated[str, _option(group=RUN, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, _option(group=RUN, metavar="N", help="CPU threads; all, if not given.")]
-Memory = Annotated[
-    str | None,
-    _option(group=RUN, metavar="SIZE", help="Memory for values between stages, such as 8G; more goes to a file."),
-]
 
 
-def common(
-    include: list[str] | None,
-    exclude: list[str] | None,
-    batch_size: str | None,
-    limit: int | None,
-    mean: str | None,
-    std: str | None,
-    size: int | None,
-    device: str,
-    threads: int | None,
-    memory: str | None,
-) -> dict[str, Any]:
-    """The settings that all commands share."""
-    return {
-        "include": tuple(include or ()),
-        "exclude": tuple(exclude or ()),
-        "batch_size": _batch_size(batch_size),
-        "limit": limit,
-        "mean": tuple(_numbers("--mean", mean)) if mean is not None else (0.0,),
-        "std": tuple(_numbers("--std", std)) if std is not None else (1.0,),
-        "size": size,
-        "device": device,
-        "threads": threads,
-        "memory": _bytes(memory) if memory is not None else None,
-    }
+@dataclass(frozen=True)
+class Writing:
+    """What `init` writes, and where."""
+
+    output: Annotated[
+        str | None, _option("--output", "-o", metavar="PATH", help="Where to write; - for standard output.")
+    ] = None
+    output_dir: Annotated[
+        str | None, _option(metavar="DIR", help="Write each model there, under its own name; needed for several.")
+    ] = None
+    weights: Annotated[
+        str | None,
+        _option(metavar="FILE", help="Write the initialized tensors to a file of their own too: .safetensors or .npz."),
+    ] = None
+    force: Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")] = False
+    dry_run: Annotated[bool, _option("--dry-run", help="Show the plan, write nothing.")] = False
 
 
-def _numbers(option: str, text: str) -> Iterator[float]:
-    for part in text.split(","):
-        try:
-            yield float(part)
-        except ValueError:
-            raise LsuvError(f"{option} {text!r} is not a list of numbers such as 0.485,0.456,0.406") from None
+@dataclass(frozen=True)
+class Showing:
+    """What `init` and `check` print and draw."""
+
+    plot: Plot = None
+    json: Json = False
+    quiet: Annotated[bool, _option("--quiet", "-q", group=SHOW, help="Only errors.")] = False
+    verbose: Annotated[bool, _option("--verbose", "-v", group=SHOW, help="Every layer, its stage and every note.")] = (
+        False
+    )
 
 
-def _batch_size(text: str | None) -> int | str | None:
-    if text is None or text == "all":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise LsuvError(f"--batch-size {text!r} is not a positive number or all")
-    return int(text)
+@dataclass(frozen=True)
+class Offer:
+    """The settings that a command has options for, and where its defaults are not those of `Settings`."""
+
+    names: Sequence[str] = tuple(ABOUT)
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
-def _bytes(text: str) -> int:
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    number = text.upper().removesuffix("B").removesuffix("I")
-    unit = number[-1:] if number[-1:] in units else ""
-    try:
-        size = int(float(number.removesuffix(unit)) * units[unit])
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise LsuvError(f"--memory {text!r} is not a size such as 500M or 8G")
-    return size
+AllSettings = Annotated[Settings, Offer()]
+LookSettings = Annotated[Settings, Offer(LOOK)]
+JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: in place of each parameter that is a dataclass, an option for each of its fields.
+
+    All options stand in the order of their groups.
+    """
+    parameters: list[inspect.Parameter] = []
+    made: dict[str, tuple[Callable[..., object], list[str]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = get_args(parameter.annotation)[0] if get_origin(parameter.annotation) else parameter.annotation
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            parameters.append(parameter)
+            continue
+        options = list(_settings(parameter.annotation) if kind is Settings else _fields(kind))
+        made[parameter.name] = kind, [option.name for option in options]
+        parameters += options
+    parameters.sort(key=_place)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        with terminal.errors():
+            values = {
+                # An option that was not given leaves the field its default.
+                name: kind(**{key: given[key] for key in keys if given[key] is not None})
+                for name, (kind, keys) in made.items()
+            }
+        spent = {key for _, keys in made.values() for key in keys}
+        command(**{key: value for key, value in given.items() if key not in spent}, **values)
+
+    signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _fields(kind: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for each in dataclasses.fields(kind):
+        yield _parameter(each.name, hints[each.name], each.default)
+
+
+def _settings(annotation: Any) -> Iterator[inspect.Parameter]:
+    """An option for each setting that a command offers."""
+    _, offer = get_args(annotation)
+    hints = get_type_hints(Settings)
+    for name in offer.names:
+        about, hint, default = ABOUT[name], hints[name], offer.defaults.get(name, getattr(Settings, name))
+        names, text = [flag(name)], about.help
+        if hint is bool and default:
+            names = [f"{flag(name)}/{flag(name, on=False)}"]
+        elif hint == tuple[str, ...]:
+            hint, default, text = list[str] | None, None, f"{text.removesuffix('.')}; repeatable."
+        elif about.text_too:
+            hint, default = str | None, None
+        option = _option(*names, group=about.group, metavar=about.metavar or None, help=text)
+        yield _parameter(name, Annotated[hint, option], default)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    """The place of an option's group; arguments and options of no group come first."""
+    _, about = get_args(parameter.annotation)
+    return GROUPS.index(about.rich_help_panel) + 1 if about.rich_help_panel else 0

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def errors(tell: Callable[[int, str], None] | None = None, so_far: str = "nothin
             raise
         code, text = int(ExitCode.BAD_REQUEST), str(problem)
         if isinstance(problem, LsuvError):
-            code = int(problem.exit_code)
+            code, text = int(problem.exit_code), as_typed(text)
         elif isinstance(problem, MemoryError):
             text = "out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
         else:

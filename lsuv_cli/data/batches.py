@@ -29,6 +29,7 @@ from lsuv_cli.data import images
 from lsuv_cli.data.files import Array, StoredArray
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.data.inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require, taking_pictures
+from lsuv_cli.data.sources import Data
 from lsuv_cli.errors import DataError
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
 
 Batch = Mapping[str, Array]
 BatchSize = int | Literal["all"] | None
-Data = Array | Batch | Iterable[Array | Batch]
 
 BATCH_BYTES = 2**19  # with more, what the first layers of a network put out no longer fits a processor's cache
 LARGEST_AUTOMATIC_BATCH = 1024
@@ -53,7 +53,7 @@ FEW_SAMPLES = 4  # for a look at a model's values themselves
 EMBEDDING = 128  # how much larger than an index is what it stands for
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
 
-_HOW_TO_AGREE = "give them the same number, or feed every input whole in one run with --batch-size all"
+_HOW_TO_AGREE = 'give them the same number, or feed every input whole in one run with `batch_size="all"`'
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,17 @@ def read(
 def from_arrays(
     data: Data, inputs: Sequence[InputSpec], *, batch_size: BatchSize = None, limit: int | None = None
 ) -> Calibration:
-    """The data in memory: an array, a dict of arrays by input name, or an iterable of batches of either.
+    """The data in memory: an array, a dict of arrays by input name, or an iterable of batches.
 
-    Batches are all kept, because several passes are made, and used as they come unless the model's batch is
-    fixed or `batch_size` asks for another.
+    A batch is an array, a dict, or a tuple or list: its arrays are for the inputs in their order, and what follows
+    them (the labels of a data loader) is left out. Batches are all kept, because several passes are made, and used
+    as they come unless the model's batch is fixed or `batch_size` asks for another.
     """
     unused: dict[str, str] = {}
     whole = batch_size == "all"
 
     def table(batch: object, where: str, copy: bool) -> list[Column]:
-        arrays = match(in_memory(batch, where, copy), where, inputs, unused)
+        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused)
         require(arrays, inputs, unused)
         return [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
 
@@ -229,9 +230,9 @@ def _calibrate(
     unused: Mapping[str, str],
 ) -> Calibration:
     """Plans the runs within the limit, then goes once through all the values that they use."""
-    for option, number in (("--batch-size", batch_size), ("--limit", limit)):
+    for name, number in (("batch_size", batch_size), ("limit", limit)):
         if isinstance(number, int) and number < 1:
-            raise DataError(f"{option} must be at least 1, got {number}")
+            raise DataError(f"`{name}` must be at least 1, got {number}")
     plan: list[Table] = []
     left = math.inf if limit is None else limit
     for columns in tables:
@@ -261,7 +262,9 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     fixed = {column.fixed_batch: column.spec.name for column in batched if column.fixed_batch}
     if len(counts) > 1 and batch_size == "all":
         if limit < math.inf:
-            raise DataError("inputs whose first axes differ are fed whole with --batch-size all; leave out --limit")
+            raise DataError(
+                f'inputs whose first axes differ are fed whole with `batch_size="all"`; leave out `limit={limit:g}`'
+            )
         return Table(columns, size=None, samples=1, runs=1)
     for what, sizes in (("samples", counts), ("samples in each of its fixed batches", fixed)):
         if len(sizes) > 1:
@@ -269,7 +272,7 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
             raise DataError(f"input {one_name!r} has {one} {what}, input {other_name!r} {other}; {_HOW_TO_AGREE}")
     for size, name in fixed.items():
         if batch_size not in (None, "all", size):
-            raise DataError(f"input {name!r} has a batch fixed at {size}; leave out --batch-size {batch_size}")
+            raise DataError(f"input {name!r} has a batch fixed at {size}; leave out `batch_size={batch_size!r}`")
     rows = next((column.rows for column in batched + by_run), 1)
     if fixed:
         size = next(iter(fixed))
@@ -285,7 +288,7 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     for column in by_run:
         name = column.spec.name
         if not batched and batch_size not in (None, 1, *column.parts[0].shape[1:2]):
-            raise DataError(f"each row for input {name!r} is one run; leave out --batch-size {batch_size}")
+            raise DataError(f"each row for input {name!r} is one run; leave out `batch_size={batch_size!r}`")
         if column.rows != runs:
             raise DataError(
                 f"input {name!r} has rows for {column.rows} runs, "

@@ -58,11 +58,11 @@ def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
             f"{files[0].parent} holds pictures, which need Pillow: pip install 'lsuv-cli[images]'"
         ) from None
     layout = _layout(spec, options)
-    for name, values in (("--mean", options.mean), ("--std", options.std)):
+    for name, values in (("mean", options.mean), ("std", options.std)):
         if len(values) not in {1, layout.channels}:
-            raise DataError(f"{name} has {len(values)} values, input {spec.name!r} has {layout.channels} channels")
+            raise DataError(f"`{name}` has {len(values)} values, input {spec.name!r} has {layout.channels} channels")
     if min(options.std) <= 0:
-        raise DataError(f"--std is {min(options.std):g}; it must be above 0")
+        raise DataError(f"`std` is {min(options.std):g}; it must be above 0")
     one = (layout.height, layout.width, layout.channels)
     shape = (1, *(one if layout.channels_last else (one[2], *one[:2])))
     return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in files]
@@ -78,7 +78,7 @@ def _layout(spec: InputSpec, options: ImageOptions) -> Layout:
     channels, *sides = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
     height, width = (side if isinstance(side, int) and side > 0 else options.size for side in sides)
     if height is None or width is None:
-        raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of a picture open; give it with --size")
+        raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of a picture open; give it with `size`")
     assert isinstance(channels, int)
     return Layout(channels, height, width, last, spec.fed_dtype)
 

@@ -166,7 +166,7 @@ def _shape_remedy(shape: tuple[int, ...], wanted: tuple[Dim, ...]) -> str:
             if _matches([shape[axis] for axis in axes], wanted[missing:]):
                 return f"transpose it with numpy.transpose(a, {axes})"
     if missing == 0 and _matches(shape[1:], wanted[1:]):
-        return "leave out --batch-size all, so that it is cut into batches"
+        return 'leave out `batch_size="all"`, so that it is cut into batches'
     sample = [dim for dim in wanted[1:] if isinstance(dim, int) and _is_fixed(dim)]
     if shape and len(sample) == len(wanted) - 1 and math.prod(sample) == math.prod(shape[1:]):
         return f"reshape it with a.reshape({', '.join(map(str, (-1, *sample)))})"
@@ -254,7 +254,7 @@ def match(
     if UNNAMED in found and UNNAMED not in names:
         raise DataError(
             f"{where}: an array without a name needs a model with one input; {_listed(inputs)}; "
-            "say which one it is for with NAME=PATH, or save all in one .npz"
+            "say which one it is for with NAME=PATH, save all in one .npz, or give a dict of arrays by input name"
         )
     unused.update((key, where) for key in found if key not in names)
     return {key: found[key]() for key in names}
@@ -275,17 +275,24 @@ def require(found: Iterable[str], inputs: Sequence[InputSpec], unused: Collectio
             raise DataError(f"no data for input {spec.name!r}{others}; {_listed(inputs)}; each needs an array")
 
 
-def in_memory(batch: object, where: str, copy: bool) -> Contents:
-    """An array or a dict of arrays as if it were a file."""
+def in_memory(batch: object, where: str, inputs: Sequence[InputSpec], copy: bool) -> Contents:
+    """An array, a dict of arrays, or a tuple or list of arrays for the inputs in their order, as if it were a file."""
+    if isinstance(batch, tuple | list) and batch and hasattr(batch[0], "__array__"):
+        # Behind the inputs stand labels and the like, which the model has no use for.
+        batch = {spec.name: array for spec, array in zip(inputs, batch, strict=False)}
     if not isinstance(batch, Mapping) and not hasattr(batch, "__array__"):
-        raise DataError(f"{where} is a {type(batch).__name__}; give an array or a dict of arrays by input name")
+        raise DataError(
+            f"{where} is a {type(batch).__name__}; give an array, a dict of arrays by input name, "
+            "or a tuple or list of arrays"
+        )
 
     def opened(name: str, value: Any) -> StoredArray:
         try:
             return StoredArray.of(np.array(value) if copy else np.asarray(value), where)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors on a GPU
             reason = str(error).splitlines()[0]
-            raise DataError(f"{where}: {name!r} cannot be made a numpy array ({reason}); convert it") from error
+            called = f"{where}: {name!r}" if name else where
+            raise DataError(f"{called} cannot be made a numpy array ({reason}); convert it") from error
 
     arrays = batch if isinstance(batch, Mapping) else {UNNAMED: batch}
     return {str(name): partial(opened, str(name), value) for name, value in arrays.items()}

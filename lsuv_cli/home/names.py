@@ -99,16 +99,16 @@ def check(path: str | os.PathLike[str], force: bool) -> Path:
     """Refuse a file that cannot be written before any work is done."""
     target = Path(path)
     if target.suffix not in FORMATS:
-        raise LsuvError(f"--weights {path} must end in .safetensors or .npz")
+        raise LsuvError(f"`weights` {path} must end in .safetensors or .npz")
     if target.suffix == ".safetensors":
         try:
             import safetensors  # noqa: F401  only to see whether it is there
         except ImportError:
-            raise LsuvError("--weights needs safetensors: pip install 'lsuv-cli[weights]', or use .npz") from None
+            raise LsuvError("`weights` needs safetensors: pip install 'lsuv-cli[weights]', or use .npz") from None
     if target.is_dir() or not target.absolute().parent.is_dir():
-        raise LsuvError(f"--weights {path} is a directory, or is in none; give a file name")
+        raise LsuvError(f"`weights` {path} is a directory, or is in none; give a file name")
     if target.exists() and not force:
-        raise LsuvError(f"{path} exists; use --force to overwrite it")
+        raise LsuvError(f"{path} exists; use `force=True` to overwrite it")
     return target
 
 
@@ -156,7 +156,7 @@ def write(tensors: dict[str, Array], path: Path) -> None:
             scratch.write_bytes(save(tensors, {"format": "pt"}))
         scratch.replace(path)
     except OSError as problem:
-        raise LsuvError(f"--weights {path} cannot be written: {problem.strerror or problem}") from None
+        raise LsuvError(f"`weights` {path} cannot be written: {problem.strerror or problem}") from None
     finally:
         scratch.unlink(missing_ok=True)
         temporary.withdraw(scratch)

@@ -25,7 +25,7 @@ def behind(graph: Graph, layers: Iterable[Layer]) -> Iterator[int]:
 
 
 def resets(graph: Graph, nodes: Iterable[int]) -> dict[tuple[int, int], float]:
-    """What --reset-norm writes: running mean 0 and variance 1, at (node, input position)."""
+    """What `reset_norm` writes: running mean 0 and variance 1, at (node, input position)."""
     return {
         (k, position): number
         for k in nodes

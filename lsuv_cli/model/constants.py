@@ -160,13 +160,13 @@ def numpy_type(name: str) -> np.dtype[Any]:
 def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
     """Every node that reads a stored tensor, directly or through views, with the name it reads it by.
 
-    A graph output is a reader too; it is given as node -1. A node that reads it at two inputs is given twice. A node
-    that reads nothing of it but its shape is no reader: the shape stays as it is.
+    A graph output is a reader too, and a branch that the data does not take; they are given as node -1. A node that
+    reads the tensor at two inputs is given twice. One that reads nothing but its shape is no reader: the shape stays.
     """
     names = [base]
     while names:
         name = names.pop()
-        if name in graph.outputs:
+        if name in graph.outputs or name in graph.untaken_reads:
             yield -1, name
         for k in graph.readers.get(name, ()):
             node = graph.nodes[k]

@@ -242,20 +242,20 @@ def _check_output(output: Path, file: ModelFile, force: bool) -> None:
     """Refuse an output that would destroy something, before any work is done."""
     parent = output.absolute().parent
     if output.is_dir():
-        raise OutputError(f"{output} is a directory; give a file name with -o")
+        raise OutputError(f"{output} is a directory; give a file name as `output`")
     if not parent.is_dir():
-        raise OutputError(f"{parent} is not a directory; make it first or choose another -o")
+        raise OutputError(f"{parent} is not a directory; make it first or choose another `output`")
     written = [output, *([output.with_name(f"{output.name}.data")] if file.has_external_data else [])]
     sources = [Path(file.name), *file.data_files] if file.directory is not None else []
     for target in written:
         for source in sources:
             with contextlib.suppress(OSError):
                 if target.samefile(source):
-                    raise OutputError(f"{target} is the input itself ({source}); choose another -o")
+                    raise OutputError(f"{target} is the input itself ({source}); choose another `output`")
         if target.exists() and not force:
-            raise OutputError(f"{target} exists; use --force to overwrite it or choose another -o")
+            raise OutputError(f"{target} exists; use `force=True` to overwrite it or choose another `output`")
     if not os.access(parent, os.W_OK):
-        raise OutputError(f"{parent} is not writable; choose another -o")
+        raise OutputError(f"{parent} is not writable; choose another `output`")
 
 
 def _cannot_write(output: Path, problem: OSError) -> OutputError:

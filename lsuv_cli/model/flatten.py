@@ -46,6 +46,7 @@ class Flat:
     places: dict[str, Place] = field(default_factory=dict)  # by the value that the node makes
     functions: list[FunctionProto] = field(default_factory=list)  # those that calls are left of
     untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # branches that the data does not take, by If
+    untaken_reads: set[str] = field(default_factory=set)  # what these read from outside
 
 
 def flatten(model: onnx.ModelProto, branches: Mapping[str, bool]) -> Flat:
@@ -62,6 +63,17 @@ def inner_graphs(node: NodeProto) -> list[GraphProto]:
         elif held.type == AttributeProto.GRAPHS:
             graphs.extend(held.graphs)
     return graphs
+
+
+def outer_reads(graph: GraphProto) -> Iterator[str]:
+    """The values that an inner graph (a body of If, Loop or Scan) reads from outside."""
+    inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    inside |= {t.values.name for t in graph.sparse_initializer}
+    inside |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        deeper = (name for inner in inner_graphs(node) for name in outer_reads(inner))
+        yield from (name for name in (*node.input, *deeper) if name and name not in inside)
+    yield from (o.name for o in graph.output if o.name not in inside)
 
 
 def label(node: NodeProto) -> str:
@@ -211,6 +223,7 @@ class _Flattener:
             if outer and inner not in direct:
                 self.flat.nodes.append(helper.make_node("Identity", [body.rename.get(inner, inner)], [outer]))
         self.flat.untaken.append((label(node), left))
+        self.flat.untaken_reads |= {scope.rename.get(name, name) for name in outer_reads(left)}
         return True
 
     def _name_outputs(self, nodes: Sequence[NodeProto], scope: _Scope, direct: Mapping[str, str]) -> None:

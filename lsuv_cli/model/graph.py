@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model.flatten import STANDARD_DOMAINS, Place, flatten, inner_graphs, label
+from lsuv_cli.model.flatten import STANDARD_DOMAINS, Place, flatten, inner_graphs, label, outer_reads
 from lsuv_cli.model.random_ops import is_random
 
 Array = NDArray[Any]
@@ -56,6 +56,7 @@ class Graph:
     functions: tuple[onnx.FunctionProto, ...]  # of which calls are left
     places: Mapping[str, Place]  # values whose node can be rewired or folded, and where it stands
     untaken: tuple[tuple[str, onnx.GraphProto], ...]  # branches that the data does not take, by the name of their If
+    untaken_reads: frozenset[str]  # what these read from outside
     producer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     constant: frozenset[str]  # values that depend on no input and on no random number
@@ -166,6 +167,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
         functions=tuple(flat.functions),
         places=flat.places,
         untaken=tuple(flat.untaken),
+        untaken_reads=frozenset(flat.untaken_reads),
         producer=producer,
         readers={name: tuple(at) for name, at in readers.items()},
         constant=frozenset(constant),
@@ -189,14 +191,9 @@ def is_standard(node: NodeProto) -> bool:
 
 
 def captures(node: NodeProto) -> Iterator[str]:
-    """The outer values that a node's inner graphs (If, Loop, Scan bodies) read."""
+    """The outer values that a node's inner graphs read."""
     for inner in inner_graphs(node):
-        inside = {i.name for i in inner.input} | {t.name for t in inner.initializer}
-        inside |= {t.values.name for t in inner.sparse_initializer}
-        inside |= {name for n in inner.node for name in n.output}
-        for n in inner.node:
-            yield from (name for name in (*n.input, *captures(n)) if name and name not in inside)
-        yield from (o.name for o in inner.output if o.name not in inside)
+        yield from outer_reads(inner)
 
 
 def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:

@@ -136,17 +136,17 @@ def choose(found: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> L
     """Leave out the layers whose names the user's patterns do not want."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
     names = [item.name for item in both]
-    for option, patterns in (("--include", include), ("--exclude", exclude)):
+    for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in [*names, *(s.name for s in found.skipped)]):
                 known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-                raise LsuvError(f"{option} {pattern!r} matches no layer; the layers are {known or 'none'}")
+                raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
 
     def unwanted(name: str) -> str:
         if include and not any(fnmatchcase(name, p) for p in include):
-            return "no --include pattern matches it"
+            return "no `include` pattern matches it"
         hit = next((p for p in exclude if fnmatchcase(name, p)), None)
-        return f"--exclude {hit}" if hit is not None else ""
+        return f"`exclude={hit!r}`" if hit is not None else ""
 
     out = [
         Skipped(item.node, item.name, item.op, why, _shape(item), excluded=True)
@@ -212,6 +212,11 @@ class _Finder:
                 if inner.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS):
                     why_inner = f"it is inside the body of {node.op_type} {self.name(node)}"
                     skipped.append(Skipped(k, self.name(inner), inner.op_type, why_inner))
+        for name, branch in self.graph.untaken:
+            why_untaken = f"it is in the branch of If {name} that the data does not take"
+            inside = [n for node in branch.node for n in (node, *nodes_inside(node))]
+            found = [n for n in inside if n.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS)]
+            skipped += [Skipped(len(self.graph.nodes), self.name(n), n.op_type, why_untaken) for n in found]
         return LayerSet(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
 
     def look(self, k: int, node: NodeProto) -> Layer | Recurrent | None:

@@ -86,9 +86,9 @@ class _Settlement:
                 self.keep(users[:1])
         elif others or mixed:
             reader = self.reader(others[0][0] if others else users[0].item.node)
-            self.leave(users, f"its weight {base} is read by {reader} too; --tied untie gives the layer its own copy")
+            self.leave(users, f"its weight {base} is read by {reader} too; `tied='untie'` gives the layer its own copy")
         elif len(users) > 1 and self.tied is Tied.SKIP:
-            self.leave(users, f"its weight {base} is shared by {len(users)} layers (--tied skip)")
+            self.leave(users, f"its weight {base} is shared by {len(users)} layers (`tied='skip'`)")
         else:
             self.keep(users)
             for use in users if len(users) > 1 else ():
@@ -122,7 +122,9 @@ class _Settlement:
         self.decided.notes.setdefault(use.item.output, []).append(text)
 
     def reader(self, k: int) -> str:
-        return "a graph output" if k < 0 else f"{self.graph.nodes[k].op_type} {label(self.graph.nodes[k])}"
+        if k < 0:
+            return "a graph output, or a branch that the data does not take,"
+        return f"{self.graph.nodes[k].op_type} {label(self.graph.nodes[k])}"
 
 
 def overwrite(graph: Graph, wanted: Mapping[Spot, float], values: Mapping[str, Array]) -> tuple[list[Edit], set[Spot]]:
@@ -147,7 +149,8 @@ def overwrite(graph: Graph, wanted: Mapping[Spot, float], values: Mapping[str, A
         )
         captured = any(value in graph.captured.get(r, ()) for r in readers)
         stored = value in graph.initializers or (value in graph.tensors and value in graph.places)
-        if stored and agreed and not captured and value not in graph.outputs:
+        elsewhere = value in graph.outputs or value in graph.untaken_reads
+        if stored and agreed and not captured and not elsewhere:
             edits[value] = Overwrite(value, np.full_like(present, number))
         elif node.output[0] in graph.places:
             name = f"{value}.{label(node)}"

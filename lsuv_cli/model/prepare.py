@@ -76,7 +76,7 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
     if shared:
         warnings.append(
             f"{shared} weight{'s are' if shared > 1 else ' is'} shared by several layers; if an exporter merged "
-            "equal tensors, --tied untie gives each layer its own"
+            "equal tensors, `tied='untie'` gives each layer its own"
         )
     bias_edits, kept = _settle_biases(given.graph, settled, settings)
     norm_edits, norm_warnings = _settle_norms(given.graph, settled, settings)
@@ -147,5 +147,5 @@ def _settle_norms(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[
         return edits, [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
     return [], [
         f"{len(stale)} BatchNormalization node{'s' if len(stale) > 1 else ''} behind layers keep statistics of the "
-        "old weights; --reset-norm sets them to mean 0 and variance 1"
+        "old weights; `reset_norm=True` sets them to mean 0 and variance 1"
     ]

@@ -60,7 +60,7 @@ def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Arra
         return
     samples = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
     fitting = max(1, int(samples * available / needs[name] / 2))  # half, because a bare fit is none
-    way_out = f"use --batch-size {fitting}" if samples > 1 else "it takes a machine with more memory"
+    way_out = f"use `batch_size={fitting}`" if samples > 1 else "it takes a machine with more memory"
     raise LsuvError(
         f"a batch of {samples} needs at least {amount(needs[name])} of memory in layer {name}, and "
         f"{amount(available)} is free; {way_out}"
@@ -78,7 +78,7 @@ def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting:
     if to_file > free:
         raise LsuvError(
             f"values of {amount(to_file)} have to wait in a file between stages, and {place} has {amount(free)} "
-            "free; use --limit for fewer samples, a larger --memory, or another directory (TMPDIR)"
+            "free; use `limit` for fewer samples, a larger `memory`, or another directory (TMPDIR)"
         )
 
 

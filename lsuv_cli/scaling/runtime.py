@@ -75,7 +75,7 @@ def open_device(request: str = "auto", threads: int | None = None) -> Device:
     count = threads or available_threads()
     kind, _, number = request.lower().partition(":")
     if kind not in {"auto", "cpu", "cuda"} or (number and (kind != "cuda" or not number.isdigit())):
-        raise DeviceError(f"--device {request!r} is not one of auto, cpu, cuda, cuda:N")
+        raise DeviceError(f"`device` {request!r} is not one of auto, cpu, cuda, cuda:N")
     if kind == "cpu":
         return Device("cpu", 0, count)
     cuda = Device("cuda", int(number or 0), count)
@@ -84,7 +84,7 @@ def open_device(request: str = "auto", threads: int | None = None) -> Device:
         return cuda
     if kind == "auto":
         return Device("cpu", 0, count)
-    raise DeviceError(f"--device {request} cannot be used: {reason}")
+    raise DeviceError(f"`device={request!r}` cannot be used: {reason}")
 
 
 def available_threads() -> int:
@@ -351,8 +351,8 @@ class Frontier:
             self._file.write(array.reshape(-1).view(np.uint8).data)
         except OSError as problem:
             raise OutputError(
-                f"values cannot wait in a temporary file: {problem.strerror}; use --limit for fewer samples, a "
-                "larger --memory, or another directory (TMPDIR)"
+                f"values cannot wait in a temporary file: {problem.strerror}; use `limit` for fewer samples, a "
+                "larger `memory`, or another directory (TMPDIR)"
             ) from None
         place = Spilled(self._end, array.shape, array.dtype)
         self._end += array.nbytes
@@ -396,7 +396,7 @@ def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]
             raise Unsupported(f"onnxruntime cannot run the model here: {_one_line(problem)}") from problem
         if "Failed to allocate memory" in str(problem) or "bad_alloc" in str(problem):
             raise ModelError(
-                "onnxruntime ran out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
+                "onnxruntime ran out of memory; use a smaller `batch_size`, fewer samples (`limit`) or `memory`"
             ) from problem
         kind_of_error = UnknownOperator if "is not a registered function/op" in str(problem) else ModelError
         raise kind_of_error(f"{what}: {_one_line(problem)}") from problem

@@ -117,10 +117,12 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.prefix = own_prefix(look.graph)
         self.equal_groups = _equal_shapes(needs.batches) and not _makes_shapes(look.graph)
+        self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
 
     def run(self, outputs: Mapping[str, Array]) -> Measured:
         found: dict[str, Moments] = {}
+        self.compared = list(outputs)
         try:
             for index, stage in enumerate(self.plan.stages):
                 found |= self._piece(index, stage)
@@ -136,7 +138,7 @@ class _Measuring:
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; carefully where the fast form is not good enough."""
-        wanted = [*(x.output for x in stage.layers), *(self.graph.outputs if len(self.plan.stages) == 1 else ())]
+        wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._fetched(index, stage, wanted)
         self.raw |= sounded
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}

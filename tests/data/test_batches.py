@@ -31,7 +31,7 @@ def test_a_limit_below_the_fixed_batch() -> None:
 
 def test_a_batch_size_other_than_the_fixed_one() -> None:
     text = message(normal(8, 2), InputSpec("x", "float32", (4, 2)), batch_size=2)
-    assert text == "input 'x' has a batch fixed at 4; leave out --batch-size 2"
+    assert text == "input 'x' has a batch fixed at 4; leave out `batch_size=2`"
 
 
 def test_the_fixed_batch_size_may_be_said_again() -> None:
@@ -53,7 +53,7 @@ def test_whole_with_a_limit() -> None:
 
 def test_whole_is_not_possible_for_a_smaller_fixed_batch() -> None:
     text = message(normal(8, 2), InputSpec("x", "float32", (4, 2)), batch_size="all")
-    assert "wants (4, 2) float32, got (8, 2) float64; leave out --batch-size all" in text
+    assert 'wants (4, 2) float32, got (8, 2) float64; leave out `batch_size="all"`' in text
 
 
 def test_whole_feeds_each_file_in_one_run(tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_the_limit_counts_over_files_that_are_batches_of_their_own(tmp_path: Pat
     assert [batch["ids"].shape for batch in batches] == [(3, 5), (2, 6)]
 
 
-@pytest.mark.parametrize(("option", "flag"), [("limit", "--limit"), ("batch_size", "--batch-size")])
+@pytest.mark.parametrize("argument", ["limit", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_numbers_below_one(option: str, flag: str, value: int) -> None:
-    assert message(normal(3, 2), ROWS, **{option: value}) == f"{flag} must be at least 1, got {value}"
+def test_numbers_below_one(argument: str, value: int) -> None:
+    assert message(normal(3, 2), ROWS, **{argument: value}) == f"`{argument}` must be at least 1, got {value}"
 
 
 def test_batches_are_a_sequence_that_can_be_gone_through_again() -> None:
@@ -133,7 +133,7 @@ def test_batches_are_a_sequence_that_can_be_gone_through_again() -> None:
 def test_inputs_must_agree_in_their_samples() -> None:
     text = message({"x": normal(8, 2), "ids": np.ones((7, 5), int)}, ROWS, IDS)
     assert "input 'x' has 8 samples, input 'ids' 7" in text
-    assert "--batch-size all" in text
+    assert '`batch_size="all"`' in text
 
 
 def test_names_of_axes_mean_nothing() -> None:
@@ -148,7 +148,7 @@ RATE = InputSpec("rate", "int64", ())
 def test_a_recurrent_state_beside_a_batch_is_not_guessed_at() -> None:
     text = message({"x": normal(8, 2), "state": normal(2, 8, 128)}, ROWS, STATE)
     assert "input 'x' has 8 samples, input 'state' 2" in text
-    assert "--batch-size all" in text
+    assert '`batch_size="all"`' in text
 
 
 def test_fixed_batches_of_different_size_are_not_guessed_at() -> None:
@@ -180,7 +180,7 @@ def test_files_whose_first_axes_differ_are_fed_whole_one_by_one(tmp_path: Path) 
 
 def test_a_limit_makes_no_sense_for_inputs_whose_first_axes_differ() -> None:
     data = {"x": normal(8, 2), "state": normal(2, 8, 128)}
-    assert "leave out --limit" in message(data, ROWS, STATE, batch_size="all", limit=1)
+    assert "leave out `limit=1`" in message(data, ROWS, STATE, batch_size="all", limit=1)
 
 
 def test_states_with_a_row_per_run_go_beside_batches_of_one() -> None:
@@ -244,9 +244,45 @@ def test_an_endless_generator_stops_at_the_limit() -> None:
     assert lengths(from_arrays(itertools.repeat(normal(4, 2)), [ROWS], limit=10)) == [4, 4, 2]
 
 
-def test_a_batch_that_is_not_an_array() -> None:
-    text = message(iter([(normal(3, 2), np.ones(3))]), ROWS)
-    assert text == "batch 0 is a tuple; give an array or a dict of arrays by input name"
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_batch_with_labels_feeds_the_input_alone(kind: type) -> None:
+    values, labels = counting(5, 2).astype(np.float32), np.arange(5)
+    calibration = from_arrays((kind((values[k : k + 2], labels[k : k + 2])) for k in (0, 2, 4)), [ROWS])
+    np.testing.assert_array_equal(fed(calibration), values)
+    assert [list(batch) for batch in calibration.batches] == [["x"]] * 3
+    assert calibration.warnings == from_arrays(values, [ROWS]).warnings  # labels are no news
+
+
+def test_a_batch_of_arrays_feeds_the_inputs_in_their_order() -> None:
+    values, ids, labels = counting(4, 2).astype(np.float32), np.arange(12).reshape(4, 3), np.ones(4)
+    for inputs, arrays in (([ROWS, IDS], (values, ids)), ([IDS, ROWS], (ids, values, labels))):
+        calibration = from_arrays([arrays], inputs)
+        np.testing.assert_array_equal(fed(calibration, "x"), values)
+        np.testing.assert_array_equal(fed(calibration, "ids"), ids)
+
+
+def test_a_batch_with_fewer_arrays_than_inputs() -> None:
+    assert message(iter([(normal(3, 2),)]), ROWS, IDS).startswith("no data for input 'ids'; the model's inputs are 'x'")
+
+
+@pytest.mark.parametrize(("batch", "kind"), [((), "tuple"), ([1.0, 2.0], "list"), ("abc", "str"), ([[1.0]], "list")])
+def test_a_batch_that_is_not_an_array(batch: Any, kind: str) -> None:
+    wanted = "give an array, a dict of arrays by input name, or a tuple or list of arrays"
+    assert message(iter([batch]), ROWS) == f"batch 0 is a {kind}; {wanted}"
+
+
+class Attached:
+    """What numpy meets in a PyTorch tensor that takes part in training."""
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
+@pytest.mark.parametrize("batch", [Attached(), (Attached(), np.ones(3)), {"x": Attached()}])
+def test_a_tensor_that_has_to_be_detached_says_how(batch: Any) -> None:
+    text = message(iter([batch]), ROWS)
+    assert text.startswith("batch 0")
+    assert "Use tensor.detach().numpy() instead" in text
 
 
 def test_a_wrong_batch_is_named_by_its_number() -> None:

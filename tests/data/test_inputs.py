@@ -231,7 +231,7 @@ def test_a_batch_size_that_says_the_same_as_the_runs_is_taken(fine: int | None) 
 
 def test_a_batch_size_makes_no_sense_where_each_row_is_a_run() -> None:
     text = message(normal(4, 3, 2), ROWS, batch_size=2)
-    assert text == "each row for input 'x' is one run; leave out --batch-size 2"
+    assert text == "each row for input 'x' is one run; leave out `batch_size=2`"
 
 
 def test_an_unknown_rank_takes_anything_along_its_first_axis() -> None:

@@ -146,7 +146,7 @@ def test_merged_tensors_go_to_all_their_modules(tmp_path, tied):
 
 def test_an_existing_file_is_only_overwritten_by_force(tmp_path):
     (tmp_path / "w.npz").write_bytes(b"precious")
-    with pytest.raises(LsuvError, match="--force"):
+    with pytest.raises(LsuvError, match="`force=True`"):
         initialize(two_layers(), normal(64, 6), weights=tmp_path / "w.npz")
     assert (tmp_path / "w.npz").read_bytes() == b"precious"
     initialize(two_layers(), normal(64, 6), weights=tmp_path / "w.npz", force=True)
@@ -155,7 +155,7 @@ def test_an_existing_file_is_only_overwritten_by_force(tmp_path):
 
 @pytest.mark.parametrize("name", ["w.pt", "w", "nowhere/w.npz"])
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path, name):
-    with pytest.raises(LsuvError, match="--weights"):
+    with pytest.raises(LsuvError, match="`weights`"):
         initialize(two_layers(), normal(64, 6), weights=tmp_path / name, output=tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 

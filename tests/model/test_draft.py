@@ -98,7 +98,7 @@ def test_external_data_is_embedded_when_the_model_is_kept_in_memory(tmp_path):
 def test_a_large_model_is_verified_in_pieces_with_the_same_result(tmp_path, monkeypatch):
     model = scattered(tmp_path, chain(5))
     lsuv_cli.initialize(model, X, output=tmp_path / "whole.onnx")
-    monkeypatch.setattr("lsuv_cli.pipeline.VERIFY_BYTES", 5000)
+    monkeypatch.setattr("lsuv_cli.scaling.verification.VERIFY_BYTES", 5000)
     monkeypatch.setattr("lsuv_cli.scaling.stages.STAGE_BYTES", 5000)
     report = lsuv_cli.initialize(model, X, output=tmp_path / "pieces.onnx").report
     assert report.stages == 5

@@ -1,9 +1,13 @@
 """Local functions, and the bodies of If, Loop and Scan."""
 
-import numpy as np
-import pytest
+from collections import Counter
 
-from helpers import entry, is_orthonormal, model, near_one, normal, square, tensor, unchanged_but, variances
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from helpers import entry, is_orthonormal, model, near_one, normal, square, tensor, unchanged_but, values, variances
 from lsuv_cli import initialize
 
 X = normal(64, 8, seed=1)
@@ -149,27 +153,91 @@ def test_an_if_that_captures_a_layer_output(flag):
     assert unchanged_but(before, after, "u", "v")
 
 
-def test_a_layer_inside_a_body_is_left_alone():
+BOTH = [{"x": X, "flag": np.array(True)}, {"x": X[::-1], "flag": np.array(False)}]
+
+
+def pooled_variance(proto, name):
+    """Of a value, over data that takes both branches."""
+    return np.concatenate([values(proto, feeds, [name])[name] for feeds in BOTH]).var()
+
+
+def test_a_layer_inside_a_body_is_left_alone_where_the_data_takes_both_branches():
     before = flagged(IF.format(then="p = MatMul(r, w)"), **square("u", "v", "w"))
-    feeds = {"x": X, "flag": np.array(True)}
-    result = initialize(before, feeds, batch_size="all")
+    result = initialize(before, BOTH, batch_size="all")
     inside = entry(result, "p")
     assert inside.status == "skipped"
     assert "inside the body of If" in inside.notes[0]
-    assert near_one(variances(result.model, feeds, ["a", "y"], reference=False))
+    np.testing.assert_allclose([pooled_variance(result.model, name) for name in "ay"], 1.0, atol=1e-3)
     assert unchanged_but(before, result.model, "u", "v")
 
 
 def test_a_weight_that_a_body_reads_is_not_changed_under_it():
     before = flagged(IF.format(then="p = MatMul(r, u)"), **square("u", "v"))
-    feeds = {"x": X, "flag": np.array(True)}
-    result = initialize(before, feeds, batch_size="all")
+    result = initialize(before, BOTH, batch_size="all")
     assert "read by If" in entry(result, "a").notes[0]
-    assert near_one(variances(result.model, feeds, ["y"], reference=False))
+    assert abs(pooled_variance(result.model, "y") - 1) < 1e-3
     assert unchanged_but(before, result.model, "v")
-    untied = initialize(before, feeds, batch_size="all", tied="untie").model
-    assert near_one(variances(untied, feeds, ["a", "y"], reference=False))
+    untied = initialize(before, BOTH, batch_size="all", tied="untie").model
+    np.testing.assert_allclose([pooled_variance(untied, name) for name in "ay"], 1.0, atol=1e-3)
     assert (tensor(untied, "u") == tensor(before, "u")).all()
+
+
+# A branch that all of the data takes
+
+INSIDE = """g (float[N,8] x, bool flag) => (float[N,8] y) {
+    a = MatMul(x, u) r = Relu(a)
+    b = If (flag) <
+        then_branch = yes () => (float[N,8] p) <float[8,8] w> { s = MatMul(r, w) t = Tanh(s) p = MatMul(t, u2) },
+        else_branch = no () => (float[N,8] q) { k = MatMul(r, u3) q = Relu(k) }
+    >
+    y = MatMul(b, v) }"""
+
+
+def with_weight_inside():
+    """A network most of whose layers are in the branches of an If, one weight among the branch's own initializers."""
+    proto = flagged(INSIDE.replace("<float[8,8] w>", ""), **square("u", "v", "u2", "u3"))
+    held = next(a.g for n in proto.graph.node if n.op_type == "If" for a in n.attribute if a.name == "then_branch")
+    held.initializer.append(onnx.numpy_helper.from_array(normal(8, 8, seed=7), "w"))
+    return proto
+
+
+def inlined(proto, taken):
+    """The network with the nodes of one branch in place of the If, by hand."""
+    flat = onnx.ModelProto()
+    flat.CopyFrom(proto)
+    del flat.graph.node[:]
+    del flat.graph.input[1]
+    for node in proto.graph.node:
+        if node.op_type != "If":
+            flat.graph.node.append(node)
+            continue
+        branch = next(a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch"))
+        flat.graph.node.extend(branch.node)
+        flat.graph.initializer.extend(branch.initializer)
+        flat.graph.node.append(helper.make_node("Identity", [branch.output[0].name], [node.output[0]]))
+    return flat
+
+
+@pytest.mark.parametrize(("flag", "layers"), [(True, ["a", "s", "p", "y"]), (False, ["a", "k", "y"])])
+def test_the_layers_of_a_branch_that_all_data_takes_are_initialized_where_they_live(flag, layers):
+    before = with_weight_inside()
+    result = initialize(before, {"x": X, "flag": np.array(flag)}, batch_size="all")
+    assert near_one(variances(inlined(result.model, flag), {"x": X}, layers, reference=False))
+    statuses = Counter(layer.status for layer in result.report.layers)
+    assert statuses == {"ok": len(layers), "skipped": 5 - len(layers)}
+    # The other branch is as it was, to the last bit.
+    kept = ["u3"] if flag else ["u2"]
+    assert all((tensor(result.model, name) == tensor(before, name)).all() for name in kept)
+
+
+def test_a_weight_that_the_other_branch_reads_too_is_not_changed_under_it():
+    before = flagged(INSIDE.replace("<float[8,8] w>", "").replace("u3", "u2").replace("w)", "u4)"),
+                     **square("u", "v", "u2", "u4"))  # fmt: skip
+    result = initialize(before, {"x": X, "flag": np.array(True)}, batch_size="all")
+    left = next(layer for layer in result.report.layers if layer.weight == "u2")
+    assert left.status == "skipped"
+    assert "does not take" in left.notes[0]
+    assert (tensor(result.model, "u2") == tensor(before, "u2")).all()
 
 
 def test_a_loop_that_captures_a_layer_output_and_carries_a_value():

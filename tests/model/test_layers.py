@@ -16,8 +16,8 @@ from helpers import (
     values,
     variances,
 )
-from lsuv_cli import initialize
-from lsuv_cli.errors import LsuvError
+from lsuv_cli import initialize, inspect
+from lsuv_cli.errors import LsuvError, ModelError
 
 
 def matrices(weight, groups=1):
@@ -330,8 +330,17 @@ def test_names_come_from_the_node_or_else_from_its_output():
         u=normal(8, 8),
         t=normal(8, 8),
     )
-    result = initialize(before, normal(64, 8))
-    assert [layer.name for layer in result.report.layers] == ["one", "b", "c", "d"]
+    assert [layer.name for layer in inspect(before).layers] == ["one", "b", "c", "d"]
+
+
+def test_what_onnxruntime_refuses_is_not_called_ok():
+    twice = model(
+        "g (float[N,8] x) => (float[N,8] b) { [one] a = MatMul(x, w) [one] b = MatMul(a, v) }",
+        w=normal(8, 8),
+        v=normal(8, 8),
+    )
+    with pytest.raises(ModelError, match=r"onnxruntime does not take the model: .*same node name"):
+        initialize(twice, normal(64, 8))
 
 
 def test_an_excluded_layer_stays_and_the_others_do_not_depend_on_it():

@@ -40,7 +40,7 @@ def test_a_siamese_pair_has_variance_1_on_average():
         assert "weight shared by 2 layers" in line.notes
         assert line.variance == pytest.approx(found[name], rel=1e-4)
     assert is_orthonormal(tensor(result.model, "w"))
-    assert any("1 weight is shared by several layers" in w and "--tied untie" in w for w in result.report.warnings)
+    assert any("1 weight is shared by several layers" in w and "`tied='untie'`" in w for w in result.report.warnings)
     assert unchanged_but(siamese(), result.model, "w", "v")
 
 
@@ -171,7 +171,7 @@ def test_a_weight_that_anything_else_reads_is_left_alone(reader):
     )
     result = initialize(before, X)
     assert entry(result, "a").status == "skipped"
-    assert "too; --tied untie" in entry(result, "a").notes[0]
+    assert "too; `tied='untie'`" in entry(result, "a").notes[0]
     assert near_one(variances(result.model, {"x": X}, ["y"]))
     assert unchanged_but(before, result.model, "v")
     untied = initialize(before, X, tied="untie").model

@@ -54,7 +54,7 @@ def test_a_recurrent_layer_is_left_alone_otherwise(op):
     _, before = recurrent(op)
     result = initialize(before, normal(7, 16, 5), batch_size="all")
     assert entry(result, "y").status == "skipped"
-    assert "--recurrent" in entry(result, "y").notes[0]
+    assert "`recurrent=True`" in entry(result, "y").notes[0]
     assert unchanged_but(before, result.model, "v")
 
 

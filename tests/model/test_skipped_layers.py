@@ -12,7 +12,7 @@ from helpers import (
     unchanged_but,
     variances,
 )
-from lsuv_cli import initialize
+from lsuv_cli import PreInit, initialize
 from lsuv_cli.errors import ModelError
 
 
@@ -129,7 +129,7 @@ def test_the_number_of_inputs_is_counted_along_the_right_axes(call, shape, weigh
     dims = ", ".join(["N", *map(str, shape[1:])])
     before = model(f"g (float[{dims}] x) => (float y) {{ y = {call} }}", w=normal(*weight))
     for kind, gain in (("xavier", 1), ("msra", 2)):
-        after = initialize(before, pre_init=kind, rescale=False).model
+        after = initialize(before, pre_init=PreInit(kind), rescale=False).model
         assert tensor(after, "w").astype(float).var() == pytest.approx(gain / fan_in, rel=0.1)
         assert unchanged_but(before, after, "w")
 

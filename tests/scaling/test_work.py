@@ -15,7 +15,6 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import memory_needs as estimate
 from lsuv_cli.scaling import runner, runtime
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
@@ -254,7 +253,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
     data = normal(1000, 16)
     monkeypatch.setattr(runner, "available_memory", lambda: 10_000_000)
     # The second layer's input alone takes 1000 x 4096 x 4 bytes = 16 MB.
-    with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*--batch-size 305"):
+    with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*`batch_size=305`"):
         initialize(net, data, device="cpu", batch_size=1000)
     report = initialize(net, data, device="cpu", batch_size=305).report
     assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
@@ -263,6 +262,6 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
 def test_values_that_find_no_room_between_stages_are_refused_before_they_are_made(monkeypatch):
     graph, data = GRAPHS["tanh"]
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
-    with pytest.raises(LsuvError, match=r"have to wait in a file .*--limit .*--memory.*TMPDIR"):
+    with pytest.raises(LsuvError, match=r"have to wait in a file .*`limit` .*`memory`.*TMPDIR"):
         initialize(graph, data, device="cpu", memory=1)
     assert initialize(graph, data, device="cpu").report.exit_code == 0

@@ -1,0 +1,62 @@
+"""Calibration data as a caller may give it: arrays and batches in memory, or the names of files.
+
+1. A string or a path is one source; a list or tuple of them several. A string is what `--data` takes: PATH, NAME=PATH
+   or "random". A path object is always a path, whatever its name.
+2. A dict of paths by input name is NAME=PATH for each.
+3. All else is data in memory (see `batches.from_arrays`).
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, overload
+
+from numpy.typing import NDArray
+
+from lsuv_cli.errors import DataError
+
+
+class ArrayLike(Protocol):
+    """What numpy makes an array of: its own, and those of other libraries, such as a tensor in main memory."""
+
+    def __array__(self) -> NDArray[Any]: ...
+
+
+Given = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]
+"""One batch: an array, arrays by input name, or arrays for the inputs in their order."""
+Data = ArrayLike | Mapping[str, ArrayLike] | Iterable[Given]
+"""Data in memory: an array, a dict of arrays by input name, or an iterable of batches."""
+Path = str | os.PathLike[str]
+Paths = Path | Sequence[Path] | Mapping[str, Path]
+"""Data in files."""
+
+
+@overload
+def as_sources(data: None) -> None: ...
+@overload
+def as_sources(data: Data | Paths) -> Data | list[str]: ...
+def as_sources(data: Data | Paths | None) -> Data | list[str] | None:
+    """The data with its files, if it is in files, as a list of what `--data` takes."""
+    if isinstance(data, str | os.PathLike):
+        return [_source(data)]
+    items: list[Any] = []
+    if isinstance(data, Mapping):
+        items = list(data.values())
+    elif isinstance(data, list | tuple):
+        items = list(data)
+    in_files = [isinstance(item, str | os.PathLike) for item in items]
+    if not any(in_files):
+        return data  # type: ignore[return-value]  # no item is a path
+    if not all(in_files):
+        kind = type(items[in_files.index(False)]).__name__
+        raise DataError(f"`data` holds both paths and a {kind}; give files or arrays, not both")
+    if isinstance(data, Mapping):
+        return [f"{name}={os.fspath(path)}" for name, path in zip(data, items, strict=True)]
+    return [_source(item) for item in items]
+
+
+def _source(given: Path) -> str:
+    if isinstance(given, str):
+        return given
+    path = os.fspath(given)
+    # Not NAME=PATH, even if it looks like it.
+    return os.path.join(os.curdir, path) if "=" in path and not os.path.isabs(path) else path  # noqa: PTH118, PTH117
