@@ -30,6 +30,7 @@ class Status(StrEnum):
 
 
 FINE = frozenset({Status.OK, Status.PLANNED, Status.TIED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
+LEFT_ALONE = frozenset({Status.SKIPPED, Status.EXCLUDED})
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,12 @@ class Report:
     @property
     def exit_code(self) -> ExitCode:
         fine = all(layer.status in FINE for layer in self.layers)
-        return ExitCode.DONE if fine else ExitCode.OUTSIDE_TOLERANCE
+        return ExitCode.DONE if fine and not self.did_nothing else ExitCode.OUTSIDE_TOLERANCE
+
+    @property
+    def did_nothing(self) -> bool:
+        """Whether layers were to be initialized, and not one was."""
+        return self.command == "init" and all(layer.status in LEFT_ALONE for layer in self.layers)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; numbers that JSON has no word for become null."""

@@ -60,6 +60,7 @@ class Graph:
     producer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     constant: frozenset[str]  # values that depend on no input and on no random number
+    random: frozenset[str]  # values that depend on no input, but on random numbers
     captured: Mapping[int, tuple[str, ...]]  # outer values that the node's inner graphs read
     source: Source
 
@@ -149,12 +150,14 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
     captured = {k: captured_by[id(node)] for k, node in enumerate(ordered) if id(node) in captured_by}
     readers: dict[str, list[int]] = defaultdict(list)
     constant = {*flat.tensors, *flat.sparse}
+    random: set[str] = set()
     for k, node in enumerate(ordered):
         names = [*(n for n in node.input if n), *captured.get(k, ())]
         for name in dict.fromkeys(names):
             readers[name].append(k)
-        if all(name in constant for name in names) and not is_random(node, flat.tensors):
-            constant.update(name for name in node.output if name)
+        if all(name in constant or name in random for name in names):
+            drawn = is_random(node, flat.tensors) or not random.isdisjoint(names)
+            (random if drawn else constant).update(name for name in node.output if name)
     return Graph(
         nodes=tuple(ordered),
         inputs=inputs,
@@ -171,6 +174,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
         producer=producer,
         readers={name: tuple(at) for name, at in readers.items()},
         constant=frozenset(constant),
+        random=frozenset(random),
         captured=captured,
         source=source,
     )

@@ -26,7 +26,7 @@ from onnx import NodeProto
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model import matrices
 from lsuv_cli.model.constants import Constants, LeftAlone, Weight
-from lsuv_cli.model.flatten import nodes_inside
+from lsuv_cli.model.flatten import label, nodes_inside
 from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.matrices import MatrixForm
 from lsuv_cli.model.views import Shape
@@ -243,6 +243,10 @@ class _Finder:
         constant = [bool(name) and name in self.graph.constant for name in node.input]
         if all(constant[:2]):
             raise LeftAlone("no input of the model reaches it")
+        if not self.graph.random.isdisjoint(node.input[:2]):
+            raise LeftAlone("its weight is drawn or dropped at random, anew in every run")
+        if chosen := next((maker for name in node.input[:2] if (maker := self._chooser(name))), ""):
+            raise LeftAlone(f"its weight is chosen by {chosen}, as the input has it")
         if op in CONVOLUTIONS and not constant[1]:
             raise LeftAlone("its weight is computed from the input")
         if op == "Einsum" and len(node.input) != 2:
@@ -269,6 +273,14 @@ class _Finder:
         if weight.place == "folded":
             notes.append("weight folded into one tensor")
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes))
+
+    def _chooser(self, name: str) -> str:
+        """The If that chooses among constants, where a value comes out of one."""
+        k = self.graph.producer.get(name)
+        if k is None or self.graph.nodes[k].op_type != "If":
+            return ""
+        constant = all(outer in self.graph.constant for outer in self.graph.captured.get(k, ()))
+        return f"If {label(self.graph.nodes[k])}" if constant else ""
 
     def own_bias(self, node: NodeProto, weight: Weight) -> LayerBias | None:
         """The bias that an operator takes as its third input."""

@@ -19,6 +19,14 @@ ALL: Retype = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 
+def has_half(graph: Graph) -> bool:
+    """Whether a model computes in half precision, as far as its inputs, tensors and casts tell."""
+    kinds = {info.type.tensor_type.elem_type for info in graph.inputs.values()}
+    kinds |= {tensor.data_type for tensor in graph.tensors.values()}
+    kinds |= {a.i for node in graph.nodes for a in node.attribute if a.name in TYPE_ATTRIBUTES}
+    return not kinds.isdisjoint(HALF)
+
+
 def stored_types(graph: Graph, batch: Mapping[str, NDArray[Any]], retype: Retype) -> dict[str, int]:
     """The values that a model holds in a type that is replaced by a wider one, and that type."""
     types = {name: int(kind.elem_type) for name, kind in inferred_types(graph, batch).items()}

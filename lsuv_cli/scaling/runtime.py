@@ -35,6 +35,10 @@ CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
 # onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load
 # the model.
 BROKEN = ["MatMulScaleFusion"]
+# onnxruntime 1.31 computes something else for MatMul(Transpose(x), w) with a w of one axis.
+BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
+# Makes one tensor of equal ones, and BatchNormalization in training mode then overwrites its own scale by a statistic.
+BROKEN_IN_TRAINING = ["ConstantSharing"]
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
@@ -74,7 +78,7 @@ def open_device(request: str = "auto", threads: int | None = None) -> Device:
     """The device asked for; "auto" is CUDA where a session really gets it."""
     count = threads or available_threads()
     kind, _, number = request.lower().partition(":")
-    if kind not in {"auto", "cpu", "cuda"} or (number and (kind != "cuda" or not number.isdigit())):
+    if kind not in {"auto", "cpu", "cuda"} or (number and (kind != "cuda" or not (number.isdecimal() and len(number) <= 4))):
         raise DeviceError(f"`device` {request!r} is not one of auto, cpu, cuda, cuda:N")
     if kind == "cpu":
         return Device("cpu", 0, count)
@@ -189,6 +193,17 @@ def _options(*, optimized: bool) -> Any:
     return options
 
 
+def _broken(model: onnx.ModelProto) -> list[str]:
+    """The optimizers that would change what a model computes."""
+    vectors = {t.name for t in model.graph.initializer if len(t.dims) == 1}
+    reads_vector = any(n.op_type == "MatMul" and not vectors.isdisjoint(n.input) for n in model.graph.node)
+    trains = any(
+        n.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in n.attribute)
+        for n in model.graph.node
+    )
+    return [*BROKEN, *(BROKEN_FOR_VECTORS if reads_vector else []), *(BROKEN_IN_TRAINING if trains else [])]
+
+
 class Session:
     """A stage's model, ready to run."""
 
@@ -205,7 +220,10 @@ class Session:
             options.add_external_initializers(list(self._held), list(self._held.values()))
         with translated():
             self._session = ort.InferenceSession(
-                model.proto.SerializeToString(), options, providers=device.providers, disabled_optimizers=BROKEN
+                model.proto.SerializeToString(),
+                options,
+                providers=device.providers,
+                disabled_optimizers=_broken(model.proto),
             )
         self._probed = [name for probe in model.probes for name in probe.fetches]
 

@@ -121,16 +121,16 @@ class _Work(ModelBuilder):
             self.add(node)
             return
         del node.input[2:]
-        if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
-            self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
-            node.input.append(self.own("no_bias", layer.output))
-        carried = layer.activation and layer.is_linear
-        node.output[0] = self.own("linear", layer.output) if carried else layer.output
         if layer.activation:
             node.op_type, node.domain = node.op_type.removeprefix("Fused"), ""
             kept = [a for a in node.attribute if not a.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
+        if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
+            self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
+            node.input.append(self.own("no_bias", layer.output))
+        carried = layer.activation and layer.is_linear
+        node.output[0] = self.own("linear", layer.output) if carried else layer.output
         self.nodes.append(node)
         if carried:
             self.nodes.append(self.activation(layer, node.output[0], layer.output))

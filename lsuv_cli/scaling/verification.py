@@ -67,10 +67,24 @@ class Measured:
 
 
 def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> Measured:
-    """Measure every layer of a model as it stands, in the model's own types where the device can."""
+    """Measure every layer of a model as it stands."""
+    try:
+        return _measure(file, look, needs, units)
+    except ModelError:
+        # A model may work with batches of one size only, and not say so: then the first batch stands for the few.
+        whole = needs.batches[0]
+        if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
+            raise
+        return _measure(file, look, replace(needs, few=whole), units)
+
+
+def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> Measured:
+    """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
-    for retype in ({}, precision.HALF, precision.ALL):
+    # On the CPU onnxruntime runs much of half precision in float32 and does not always round between two nodes.
+    own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.kind == "cpu" else [{}]
+    for retype in (*own, precision.HALF, precision.ALL):
         try:
             measured = _Measuring(look, needs, retype, units).run(outputs)
             return replace(measured, warnings=(*warnings, *measured.warnings))
@@ -116,6 +130,7 @@ class _Measuring:
         self.rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.prefix = own_prefix(look.graph)
+        self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.equal_groups = _equal_shapes(needs.batches) and not _makes_shapes(look.graph)
         self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
@@ -145,6 +160,8 @@ class _Measuring:
         while True:
             session = Session(self._model(stage, gauges), self.needs.device)
             checked = self._checked(stage, session, gauges)
+            if self.random:  # the few samples have used up random numbers that belong to the first batch
+                session = Session(session.model, self.needs.device)
             moments = dict(zip(gauges, self.runner.run(index, session), strict=True))
             doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
             if not doubtful:
@@ -248,13 +265,13 @@ class _Measuring:
     def _check_outputs(self, outputs: Mapping[str, Array]) -> list[str]:
         """Compare the model's outputs with those of the file opened as it is; warn of those that are not finite."""
         warnings: list[str] = []
-        random = any(is_random(node, self.graph.tensors) for node in self.graph.nodes)
         for name, array in outputs.items():
             if array.dtype.kind not in "f" or not array.size:
                 continue
-            if not np.isfinite(array).all():
+            here = self.raw.get(name, array)
+            if not (np.isfinite(array).all() and np.isfinite(here).all()):
                 warnings.append(f"the output {name!r} has Inf or NaN on the first samples")
-            elif not random and name in self.raw and not _same(array, self.raw[name]):
+            elif not self.random and not self.retype and not _same(array, here):
                 raise ModelError(
                     f"the working copy of the model gives another {name!r} than the file itself; nothing is called ok. "
                     "Please report it, with the model if you can"

@@ -1,0 +1,88 @@
+"""What lsuv changed in a model besides weights, zeroed biases and reset statistics (judgement.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+
+import flat_models
+from disguises import Case
+
+
+def changes(case: Case, written: onnx.ModelProto, report: Any) -> Iterator[tuple[str, str]]:
+    """Each part that should be as it was, byte for byte, and is not."""
+    given = case.model
+    for part in ("ir_version", "doc_string", "producer_name"):
+        if getattr(given, part) != getattr(written, part):
+            yield part, ""
+    for old, new, what in (
+        (given.opset_import, written.opset_import, "opsets"),
+        (_fed(given), _fed(written), "inputs"),
+        (given.graph.output, written.graph.output, "outputs"),
+        (given.functions, written.functions, "functions"),
+    ):
+        if [x.SerializeToString() for x in old] != [x.SerializeToString() for x in new]:
+            yield what, ""
+    flat = flat_models.flatten(given, case.batches)
+    yield from _tensors(case, flat, written, report)
+    nodes = {n.output[0]: n for n in written.graph.node}
+    fixed = flat_models.constants(flat)
+    for node in given.graph.node:
+        other = nodes.get(node.output[0])
+        if other is None:
+            if node.output[0] not in fixed:
+                yield node.output[0], "its node is gone"
+        elif node.op_type not in {"Constant", "If"} and not _same_but_constants(node, other, fixed):
+            yield node.output[0], "its node"
+
+
+def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that are no initializers; old models list those as well."""
+    stored = {t.name for t in model.graph.initializer}
+    return [item for item in model.graph.input if item.name not in stored]
+
+
+def _tensors(case: Case, flat: onnx.ModelProto, written: onnx.ModelProto, report: Any) -> Iterator[tuple[str, str]]:
+    after = {t.name: t for t in written.graph.initializer}
+    may = _may_change(flat, case, report)
+    folds = any("folded" in note for entry in report.layers for note in entry.notes)
+    folded = set()
+    if folds:
+        folded = flat_models.only_for_constants(flat) | flat_models.only_for_constants(case.model)
+    for tensor in case.model.graph.initializer:
+        new = after.get(tensor.name)
+        if new is None:
+            if tensor.name not in folded:
+                yield tensor.name, "the initializer is gone"
+        elif tensor.name not in may and new.SerializeToString() != tensor.SerializeToString():
+            yield tensor.name, "is no weight or bias of an initialized layer"
+        elif list(new.dims) != list(tensor.dims) or new.data_type != tensor.data_type:
+            yield tensor.name, "shape or type"
+
+
+def _may_change(flat: onnx.ModelProto, case: Case, report: Any) -> set[str]:
+    """The stored tensors that hold weights of initialized layers, their biases or statistics behind them."""
+    left = {"skipped", "excluded"}
+    used = [entry.weight for entry in report.layers if entry.status not in left]
+    found = flat_models.layers(flat)
+    names = {layer.weight for layer in found if any(weight.startswith(layer.weight) for weight in used)} | {*used}
+    for layer in found:
+        names.update(layer.node.input[2:3])
+        names.update(n for node in flat.graph.node if node.output[0] in layer.measured[1:] for n in node.input)
+    for node in flat.graph.node:
+        if node.op_type == "BatchNormalization" and case.settings.get("reset_norm"):
+            names.update(node.input[3:5])
+        if node.op_type in {"LSTM", "GRU", "RNN"} and case.settings.get("recurrent"):
+            names.update(node.input[1:3])
+    return names
+
+
+def _same_but_constants(node: onnx.NodeProto, other: onnx.NodeProto, fixed: set[str]) -> bool:
+    """Whether two nodes differ at most in which constants they read."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(other)
+    if len(copy.input) == len(node.input):
+        copy.input[:] = [a if a in fixed else b for a, b in zip(node.input, copy.input, strict=True)]
+    return bool(copy.SerializeToString() == node.SerializeToString())
