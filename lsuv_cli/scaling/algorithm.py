@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
@@ -198,7 +197,7 @@ class _Trial:
         weight = users[0].weight
         scale, status = self._solve(users, running, pooled(outputs))
         # It has to fit where it is stored, and through a Cast behind.
-        types = {weight.dtype, *(x.weight.cast for x in users if x.weight.cast)}
+        types = dict.fromkeys([weight.dtype, *(x.weight.cast for x in users if x.weight.cast)])
         if status is Status.OK and not all(running.fits(scale, kind) for kind in types):
             status = Status.OVERFLOW
         undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), 1.0)
@@ -206,11 +205,12 @@ class _Trial:
             scale = 1.0 / running.factor / (undone if self.pre_init is PreInit.KEEP else 1.0)
         # A weight that is kept and cannot be scaled is as it was already, to the last bit.
         wanted = status is Status.OK or self.pre_init is not PreInit.KEEP or undone != 1.0
+        effective = scale
         if wanted and running.fits(scale, weight.dtype):
-            array = running.scaled(scale).astype(numpy_type(weight.dtype), copy=False)
+            array, effective = running.stored(scale, types)
             self.draft.store(self.graph.tensors[weight.base], array)
         for layer, moments in zip(users, outputs, strict=True):
-            self.scales[layer.output] = scale * (layer.norm_factor or 1.0)
+            self.scales[layer.output] = effective * (layer.norm_factor or 1.0)
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
             self.turns[layer.output] = Turn(variance, scale * running.factor, status)

@@ -7,6 +7,7 @@ explodes nor vanishes. The scale that is stored takes that factor back.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from lsuv_cli.settings import PreInit
 
 Array = NDArray[Any]
 
+HALVES = frozenset({"float16", "bfloat16"})
 LARGEST_FACTOR = 1e30  # a larger one is near the edge of float32's range
 
 
@@ -31,9 +33,20 @@ class RunningWeight:
     array: Array
     factor: float
 
-    def scaled(self, scale: float) -> Array:
-        """The weight times a number: in place where it is our own, as new memory takes longer than the product."""
-        return _scaled(self.array, scale)
+    def stored(self, scale: float, types: Collection[str]) -> tuple[Array, float]:
+        """The weight times a number, as it is stored, and the number by which that differs from what ran.
+
+        In half precision the two are not quite the same: rounding changes a small weight by more than a little.
+        """
+        own, *others = types
+        if not HALVES.isdisjoint(types):
+            array = (self.array * self.array.dtype.type(scale)).astype(numpy_type(own))
+            read = array
+            for kind in others:
+                read = read.astype(numpy_type(kind))
+            running = self.array.astype(np.float64).ravel()
+            return array, float(running @ read.astype(np.float64).ravel() / (running @ running))
+        return _scaled(self.array, scale).astype(numpy_type(own), copy=False), scale
 
     def fits(self, scale: float, dtype: str) -> bool:
         """Whether the weight times a number is finite in a type. Its extremes tell."""

@@ -78,7 +78,9 @@ def open_device(request: str = "auto", threads: int | None = None) -> Device:
     """The device asked for; "auto" is CUDA where a session really gets it."""
     count = threads or available_threads()
     kind, _, number = request.lower().partition(":")
-    if kind not in {"auto", "cpu", "cuda"} or (number and (kind != "cuda" or not (number.isdecimal() and len(number) <= 4))):
+    if kind not in {"auto", "cpu", "cuda"} or (
+        number and (kind != "cuda" or not (number.isdecimal() and len(number) <= 4))
+    ):
         raise DeviceError(f"`device` {request!r} is not one of auto, cpu, cuda, cuda:N")
     if kind == "cpu":
         return Device("cpu", 0, count)

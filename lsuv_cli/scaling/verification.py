@@ -131,7 +131,8 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.prefix = own_prefix(look.graph)
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
-        self.equal_groups = _equal_shapes(needs.batches) and not _makes_shapes(look.graph)
+        self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
+        self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
 
@@ -243,9 +244,19 @@ class _Measuring:
             sounding=sounding,
             divisor=divisor,
             accuracy=self.needs.accuracy,
-            equal_groups=self.equal_groups and layer.op in CONVOLUTIONS and 0 not in sounding.shape,
+            equal_groups=layer.op in CONVOLUTIONS and 0 not in sounding.shape and self._equal_planes(sounding.shape),
             units=units,
         )
+
+    def _equal_planes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value of this shape for the few samples has planes of one size in all batches.
+
+        It has where every sample has one shape, and the samples are still along the first axis and no other.
+        """
+        rows = {np.shape(array)[:1] for array in self.needs.few.values()}
+        if self.equal_shapes and not _makes_shapes(self.graph):
+            return True
+        return self.equal_samples and rows == {shape[:1]} and shape[0] not in shape[2:]
 
     def _reads_first(self, k: int, name: str) -> bool:
         return list(self.graph.nodes[k].input[:1]) == [name]
@@ -319,12 +330,12 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
-def _equal_shapes(batches: Sequence[Batch]) -> bool:
-    """Whether every input has one shape in all batches, but for its first axis."""
+def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
+    """Whether every input has one shape in all batches, from an axis on."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for batch in batches:
         for name, array in batch.items():
-            shapes.setdefault(name, set()).add(np.shape(array)[1:])
+            shapes.setdefault(name, set()).add(np.shape(array)[first_axis:])
     return all(len(found) == 1 for found in shapes.values())
 
 
