@@ -1,10 +1,11 @@
 """LSUV initialization for ONNX models: `initialize` and `measure`, and the types of what they give."""
 
-from typing import TYPE_CHECKING, Any
-
 from lsuv_cli.version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it; the command begins here, and typing takes time to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from lsuv_cli.api import compare, initialize, inspect, measure
     from lsuv_cli.pipeline import Initialized
     from lsuv_cli.report import LayerReport, Report, Status
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import numpy, onnx and onnxruntime only when they are needed: `lsuv --help` must not wait for them."""
     if name in __all__:
         from lsuv_cli import api, report, settings

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,6 +16,7 @@ from lsuv_cli.data.batches import Data
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import names as carry
 from lsuv_cli.model.file import ModelFile, load
+from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Initialized, Job, Listener
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
@@ -38,25 +38,38 @@ def initialize(
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
     **settings: Any,
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
 
     `model` is a path, the bytes of a file or a ModelProto (which is not changed). `data` is an array, a dict of
     arrays, an iterable of batches, or a list of file names as `--data` takes them. With `output` the result is
-    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. The other
-    arguments are the fields of `Settings`.
+    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. No
+    output may be an input or another output; that holds for pictures of the report too, which the caller will draw
+    (`drawn`: paths by a name for messages). The other arguments are the fields of `Settings`.
     """
     with _opened(model) as file:
         job = Job(file, Settings.of(settings), data, listen)
-        carried = carry.check(weights, force) if weights is not None else None
-        return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
+        if weights is not None:
+            carry.check(weights)
+        targets = job.targets(drawn, {"-o": None if dry_run else output, "--weights": weights}, force)
+        return job.initialize(targets.get("-o"), targets.get("--weights"), dry_run)
 
 
-def measure(model: Model, data: Data | Sequence[str], *, listen: Listener = _silent, **settings: Any) -> Report:
-    """The variance of every layer's output in a model as it stands."""
+def measure(
+    model: Model,
+    data: Data | Sequence[str],
+    *,
+    listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
+    **settings: Any,
+) -> Report:
+    """The variance of every layer's output in a model as it stands. `drawn`: see `initialize`."""
     with _opened(model) as file:
-        return Job(file, Settings.of(settings), data, listen).look("measure")
+        job = Job(file, Settings.of(settings), data, listen)
+        job.targets(drawn)
+        return job.look("measure")
 
 
 def inspect(
@@ -73,11 +86,12 @@ def compare(
     inits: Sequence[str] = ("lsuv", "orthonormal", "xavier", "msra", "keep"),
     *,
     listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
     **settings: Any,
 ) -> dict[str, Report]:
     """A report for each initialization of the same model: "lsuv", or a pre-initialization without scaling.
 
-    "keep" is the model as given. Nothing is written.
+    "keep" is the model as given. Nothing is written. `drawn`: see `initialize`.
     """
     known = ("lsuv", *PreInit)
     unknown = [name for name in inits if name not in known]
@@ -87,6 +101,7 @@ def compare(
         data = list(data)  # gone through once for each initialization
     reports = {}
     with _opened(model) as file:
+        Job(file, Settings.of(settings), data, listen).targets(drawn)
         for name in dict.fromkeys(inits):
             chosen = {**settings, "rescale": name == "lsuv"}
             if name == PreInit.KEEP:
@@ -95,7 +110,7 @@ def compare(
             if name != "lsuv":
                 chosen["pre_init"] = name
             job = Job(ModelFile(_copied(file.proto), file.directory, file.name), Settings.of(chosen), data, listen)
-            reports[name] = job.initialize(None, None, False, False).report
+            reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
 
 

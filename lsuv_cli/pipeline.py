@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from lsuv_cli import interruption, outputs
 from lsuv_cli import layer_reports as outcome
 from lsuv_cli.data import batches as calibration
 from lsuv_cli.data import random_data as madeup
@@ -31,6 +33,7 @@ from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Found
 from lsuv_cli.model.prepare import Prepared
+from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.report import LayerReport, Report, Status
 from lsuv_cli.scaling import algorithm, runtime, stages, weights
 from lsuv_cli.scaling import memory_needs as estimate
@@ -75,13 +78,13 @@ class Job:
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
 
-    def initialize(self, output: Path | None, carried: Path | None, force: bool, dry_run: bool) -> Initialized:
+    def initialize(self, output: Target | None, carried: Target | None, dry_run: bool) -> Initialized:
         """Prepare, scale, verify, publish."""
         chosen = self.settings
         if chosen.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give --data, or --no-rescale to stop after the pre-initialization")
         device = runtime.open_device(chosen.device, chosen.threads)
-        with Draft(self.file, None if dry_run else output, force=force) as draft:
+        with Draft(self.file, None if dry_run else output) as draft:
             data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
             given = self._measured("before", self.file, data, device) if chosen.before and data else {}
             called = self._names() if carried is not None else {}
@@ -104,22 +107,47 @@ class Job:
                     written = draft.finish(self._metadata(data))
                     verified = self._measured("verifying", written, data, device) if data else {}
             entries = outcome.of_initialization(prepared, plan, turns, verified, given, chosen, read, dry_run)
-            if not dry_run:
-                if carried is not None:
-                    carry.write(carry.collect(prepared, called, read), carried)
-                draft.publish()
             report = self._report(
                 "init",
                 entries,
                 data,
                 device,
-                output=None if dry_run or output is None else str(output),
+                output=None if dry_run or output is None else str(output.given),
                 stages=len(plan.stages),
                 trials=trials,
                 memory=expected,
             )
-            external = draft.scratch is not None and self.file.has_external_data
-            return Initialized(None if external else self.file.proto, report)
+            if not dry_run:
+                tensors = carry.collect(prepared, called, read) if carried is not None else {}
+                self._publish(draft, tensors, carried, report)
+            return Initialized(self.file.proto if draft.in_memory else None, report)
+
+    def _publish(self, draft: Draft, tensors: dict[str, Array], carried: Target | None, report: Report) -> None:
+        """Give the results their names, the model first: where it cannot have its own, nothing is written."""
+        streams = [target for target in (draft.target, carried) if target is not None and target.stream]
+        with contextlib.ExitStack() as stack:
+            if carried is not None:
+                made = stack.enter_context(outputs.growing(carried))
+                carry.write(tensors, made)
+            # Nobody knows how long the reader of a pipe takes: then requests to stop do not wait.
+            with contextlib.nullcontext() if streams else interruption.held():
+                draft.publish()
+                if carried is not None:
+                    carried.deliver(made)
+                if draft.target is not None:
+                    interruption.published(int(report.exit_code))
+
+    def targets(
+        self,
+        drawn: Mapping[str, StrPath] | None,
+        wanted: Mapping[str, StrPath | None] | None = None,
+        force: bool = False,
+    ) -> dict[str, Target]:
+        """The files to be written, by their options, checked against everything that is read."""
+        sources = [] if self.file.path is None else [self.file.path, *self.file.data_files]
+        sources += _files_of(self.data)
+        beside = "-o" if self.file.has_external_data else ""
+        return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=beside)
 
     def look(self, command: str) -> Report:
         """Only look: at the layers, and with data at what they put out."""
@@ -259,7 +287,7 @@ class Job:
             "samples": data.samples if data else 0,
             **({"data": data.source} if data and data.source == madeup.RANDOM else {}),
         }
-        return {f"lsuv.{key}": str(value) for key, value in found.items()}
+        return {key: str(value) for key, value in found.items()}
 
     def _report(
         self,
@@ -284,6 +312,24 @@ class Job:
             seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
             **facts,
         )
+
+
+def _files_of(data: object) -> list[Path]:
+    """The files and directories that data comes from: named as `--data` takes them, or mapped into memory."""
+    if isinstance(data, np.memmap):
+        return [Path(data.filename)] if data.filename is not None else []
+    if isinstance(data, Mapping):
+        return [path for array in data.values() for path in _files_of(array)]
+    if not isinstance(data, list | tuple) or list(data) == [madeup.RANDOM]:
+        return []
+    found = []
+    for item in data:
+        if isinstance(item, str):
+            parts = item.split("=")  # [NAME=]PATH, and both may have a = in them
+            found += [Path("=".join(parts[k:])) for k in range(len(parts))]
+        else:
+            found += _files_of(item)
+    return found
 
 
 def _bytes(graph: Graph) -> dict[str, int]:

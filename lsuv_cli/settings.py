@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from lsuv_cli.errors import LsuvError
+
+MOST_THREADS = 256  # or as many as there are cores; each takes a stack and time
+MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
 
 
 class PreInit(StrEnum):
@@ -68,8 +72,8 @@ class Settings:
             ("tol", 1),
             ("target_variance", math.inf),
             ("max_trials", 1000),
-            ("threads", 4096),
-            ("size", 100_000),
+            ("threads", max(MOST_THREADS, os.cpu_count() or 1)),
+            ("size", MOST_SIZE),
         ):
             value = getattr(self, name)
             if value is not None and not (0 < value <= most and math.isfinite(value)):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import outputs
 from lsuv_cli.cli import options as o
 from lsuv_cli.cli import terminal
 from lsuv_cli.errors import ExitCode, LsuvError
+from lsuv_cli.outputs import Target
 from lsuv_cli.settings import Bias, PreInit, Tied
 from lsuv_cli.version import __version__
 
@@ -120,7 +122,8 @@ def init(
             reports.append({"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text})
 
         so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
-        with terminal.errors(failed if several else None, so_far):
+        alone = not (several or json or picture is not None)
+        with terminal.errors(failed if several else None, so_far, publication_is_all=alone):
             from lsuv_cli.api import initialize
 
             with terminal.progress(console, not quiet) as listen:
@@ -132,6 +135,7 @@ def init(
                     force=force,
                     dry_run=dry_run,
                     listen=listen,
+                    drawn=_drawn(picture),
                     **settings,
                 )
             if target == "-" and not dry_run:
@@ -139,9 +143,9 @@ def init(
             _tell(done.report, console, verbose=verbose)
             if picture is not None:
                 _draw({"": done.report}, picture)
-            for also in (None if dry_run else weights, picture):
+            for also in (None if dry_run else weights, picture.given if picture is not None else None):
                 if also is not None:
-                    console.print(f"wrote {also}", soft_wrap=True, markup=False)
+                    console.print(f"wrote {terminal.printable(str(also))}", soft_wrap=True, markup=False)
             reports.append(done.report.to_json())
     codes = [report["exit_code"] for report in reports]
     if json:
@@ -225,7 +229,7 @@ def check(
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not quiet) as listen:
-            report = measure(_source(model), list(data), listen=listen, **settings)
+            report = measure(_source(model), list(data), listen=listen, drawn=_drawn(picture), **settings)
         _warn(report, console)
         if picture is not None:
             _draw({"": report}, picture)
@@ -273,7 +277,9 @@ def compare(
 
         with terminal.progress(console, not json) as listen:
             names = [name.strip() for name in inits.split(",") if name.strip()]
-            reports = side_by_side(_source(model), list(data), names, listen=listen, seed=seed, **settings)
+            reports = side_by_side(
+                _source(model), list(data), names, listen=listen, drawn=_drawn(picture), seed=seed, **settings
+            )
         _warn(next(iter(reports.values())), console)
         if picture is not None:
             _draw(reports, picture)
@@ -308,9 +314,8 @@ def _targets(models: list[str], output: str | None, output_dir: str | None, dry_
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):
         raise LsuvError("two of the models have the same file name; in --output-dir one would overwrite the other")
-    inputs = {Path(model).resolve() for model in models}
-    if mine := next((target for target in targets if target.resolve() in inputs), None):
-        raise LsuvError(f"--output-dir {output_dir} would overwrite {mine}, an input; give another directory")
+    # Each model is checked against its own output when its turn comes, all against all only here.
+    outputs.check_apart([Target("--output-dir", path, path) for path in targets], models)
     try:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -334,7 +339,7 @@ def _warn(report: Report, console: Console) -> None:
     from rich.markup import escape
 
     for warning in report.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(terminal.shortened(warning))}", soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -343,7 +348,7 @@ def _print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2) + "\n")
 
 
-def _plot(path: str | None) -> Path | None:
+def _plot(path: str | None) -> Target | None:
     if path is None:
         return None
     from lsuv_cli.cli import plot
@@ -351,7 +356,11 @@ def _plot(path: str | None) -> Path | None:
     return plot.check(path)
 
 
-def _draw(reports: dict[str, Report], path: Path) -> None:
+def _drawn(picture: Target | None) -> dict[str, Path]:
+    return {} if picture is None else {picture.option: picture.given}
+
+
+def _draw(reports: dict[str, Report], picture: Target) -> None:
     """The variances of one run, or of several side by side."""
     from lsuv_cli.cli import plot
 
@@ -359,21 +368,23 @@ def _draw(reports: dict[str, Report], path: Path) -> None:
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
     chosen = report.settings
     names = [layer.name for layer in report.layers]
-    plot.draw(names, series, path, target=chosen["target_variance"], tol=chosen["tol"], title=Path(report.model).name)
+    plot.draw(
+        names, series, picture, target=chosen["target_variance"], tol=chosen["tol"], title=Path(report.model).name
+    )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """The `lsuv` command as it is typed, or with the given words and in the caller's process."""
-    terminal.make_whole()
-    if args is None:
-        guard.run(lambda: _run(None), terminal.complain)
-    else:
-        _run(args)
-
-
-def _run(args: Sequence[str] | None) -> None:
+def run(args: Sequence[str] | None) -> None:
+    """The command with these words, or with those of the process; ends by SystemExit."""
     try:
         code = app(args, prog_name="lsuv", standalone_mode=False)
+        terminal.finish()
+    except (terminal.Unwritable, OSError) as problem:  # the help and the completion are printed by typer
+        if os.environ.get("LSUV_DEBUG"):
+            raise
+        terminal.hush()
+        reason = getattr(problem, "strerror", None)
+        terminal.complain(f"standard output cannot be written: {reason}" if reason else str(problem))
+        code = int(ExitCode.BAD_REQUEST)
     except Exception as problem:
         # Click's errors have no name that holds in every version of typer.
         if not hasattr(problem, "format_message"):
