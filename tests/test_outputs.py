@@ -218,7 +218,7 @@ def test_a_long_name_of_a_model_or_of_data_is_no_surprise(folder):
         done = lsuv(*words, *([] if "--data" in words or words[0] == "inspect" else ["--data", "c.npz"]))
         assert (done.code, done.err.count("\n")) == (2, 1), done.err
         assert "internal error" not in done.err
-    name = "n" * 245 + ".onnx"
+    name = "n" * 248 + ".onnx"
     shutil.copy("plain.onnx", name)  # fits, but MODEL.lsuv.onnx does not
     done = lsuv("init", name, "--data", "c.npz")
     assert (done.code, done.err.count("\n")) == (2, 1) and "at most" in done.err
