@@ -14,6 +14,8 @@ from typer.core import TyperCommand
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.settings import Bias, PreInit, Tied
 
+MOST_DIGITS = 18  # of a number of samples
+
 DATA, HOW, WHICH, SHOW, RUN = "How data is read", "Method", "Which layers", "What to show", "Where it runs"
 
 
@@ -172,7 +174,7 @@ def _numbers(option: str, text: str) -> Iterator[float]:
 def _batch_size(text: str | None) -> int | str | None:
     if text is None or text == "all":
         return text
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < 1:
         raise LsuvError(f"--batch-size {text!r} is not a positive number or all")
     return int(text)
 
