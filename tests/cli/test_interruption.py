@@ -15,8 +15,20 @@ from helpers import model, normal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no process of its own here")
 
-# The moment at which the command has begun is told on stdout.
-COMMAND = "import os; from lsuv_cli.cli import main; os.write(1, b'.'); main()"
+# The moment at which the command has begun, by answering requests to stop, is told on stdout.
+COMMAND = """
+import os, signal
+from lsuv_cli import cli
+class Telling:
+    def __getattr__(self, name):
+        return getattr(signal, name)
+    def signal(self, number, handler):
+        signal.signal(number, handler)
+        if number == signal.SIGHUP:
+            os.write(1, b'.')
+cli.signal = Telling()
+cli.main()
+"""
 INTERRUPTED = "lsuv: interrupted; nothing was written\n"
 MOMENTS = int(os.environ.get("LSUV_KILLS", "12"))
 
