@@ -198,6 +198,8 @@ def absolute(path: StrPath) -> Path:
 
 def _target(option: str, path: StrPath, force: bool) -> Target:
     given = Path(path)
+    if os.fspath(path).endswith(("/", os.sep)):
+        raise OutputError(f"{path} is meant as a directory; give a file name with {option}")
     try:
         descriptor = _descriptor(absolute(given))
         if descriptor is not None:
