@@ -39,7 +39,7 @@ Exit codes, the same for all commands:
 | 0 | done |
 | 1 | done, but some layer is outside the tolerance |
 | 2 | the request or an input is wrong; nothing was written for it |
-| 130 | interrupted; the model at hand was not written |
+| 130 | interrupted; the line on stderr says whether anything was written |
 
 `lsuv --version` prints the version, `lsuv --install-completion` installs completion for the shell it runs in (tried
 in bash).

@@ -1,14 +1,15 @@
 """LSUV initialization for ONNX models: four functions, and the types of what they take, give and raise."""
 
-from typing import TYPE_CHECKING, Any
-
-from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
-from lsuv_cli.report import LayerReport, Report, Status
-from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
 from lsuv_cli.version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it; the command begins here, and typing takes time to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
+    from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
+    from lsuv_cli.report import LayerReport, Report, Status
+    from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
 
 __all__ = [
     "Bias",
@@ -34,12 +35,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import numpy, onnx and onnxruntime only when they are needed: `lsuv --help` must not wait for them."""
     if name in __all__:
-        from lsuv_cli import api
+        import importlib
 
-        return getattr(api, name)
+        for room in ("errors", "report", "settings", "api"):  # the last one takes time
+            module = importlib.import_module(f"lsuv_cli.{room}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module 'lsuv_cli' has no attribute {name!r}")
 
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar, Unpack
 
 import onnx
@@ -18,6 +17,7 @@ from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import names as carry
 from lsuv_cli.model.file import ModelFile, load
+from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Initialized, Job, Listener
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
@@ -36,6 +36,8 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
             for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
             "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
+_DRAWN = """drawn: images of the report that the caller is going to write, paths by a name for messages. No output may
+            be an input or another output, and these are checked with them."""
 
 
 def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
@@ -48,7 +50,13 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
             shown = str(default) if isinstance(default, str) else repr(default)
             lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
         assert function.__doc__ is not None
-        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{settings}": "\n        ".join(lines)}
+        shared = {
+            "{model}": _MODEL,
+            "{data}": _DATA,
+            "{listen}": _LISTEN,
+            "{drawn}": _DRAWN,
+            "{settings}": "\n        ".join(lines),
+        }
         for mark, text in shared.items():
             function.__doc__ = function.__doc__.replace(mark, text)
         return function
@@ -70,6 +78,7 @@ def initialize(
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
@@ -83,6 +92,7 @@ def initialize(
         force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
         {listen}
+        {drawn}
 
     Settings, the fields of `Settings`:
         {settings}
@@ -92,13 +102,20 @@ def initialize(
     chosen = Settings.of(settings)
     with _opened(model) as file:
         job = Job(file, chosen, as_sources(data), listen)
-        carried = carry.check(weights, force) if weights is not None else None
-        return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
+        if weights is not None:
+            carry.check(weights)
+        targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
+        return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
 @_documented(JUDGE, tol=CHECK_TOL)
 def measure(
-    model: Model, data: Data | Paths, *, listen: Listener = _silent, **settings: Unpack[SettingsDict]
+    model: Model,
+    data: Data | Paths,
+    *,
+    listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
+    **settings: Unpack[SettingsDict],
 ) -> Report:
     """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
 
@@ -106,13 +123,16 @@ def measure(
         {model}
         {data}
         {listen}
+        {drawn}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
     chosen = Settings.of({"tol": CHECK_TOL, **settings})
     with _opened(model) as file:
-        return Job(file, chosen, as_sources(data), listen).look("measure")
+        job = Job(file, chosen, as_sources(data), listen)
+        job.targets(drawn)
+        return job.look("measure")
 
 
 @_documented(LOOK)
@@ -145,6 +165,7 @@ def compare(
     inits: str | Sequence[str] = INITS,
     *,
     listen: Listener = _silent,
+    drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> dict[str, Report]:
     """A report for each of several initializations of the same model. Nothing is written.
@@ -155,6 +176,7 @@ def compare(
         inits: names, as a list or with commas between them: "lsuv"; "keep", the model as given; or another
             pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
+        {drawn}
 
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
@@ -170,6 +192,7 @@ def compare(
         sources = list(sources)  # gone through once for each initialization
     reports = {}
     with _opened(model) as file:
+        Job(file, given, sources, listen).targets(drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
                 reports[name] = Job(file, given, sources, listen).look("measure")
@@ -177,7 +200,7 @@ def compare(
             pre_init = given.pre_init if name == "lsuv" else PreInit(name)
             chosen = replace(given, rescale=name == "lsuv", pre_init=pre_init)
             job = Job(ModelFile(_copied(file.proto), file.directory, file.name), chosen, sources, listen)
-            reports[name] = job.initialize(None, None, False, False).report
+            reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
 
 

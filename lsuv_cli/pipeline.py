@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import layer_reports
+from lsuv_cli import interruption, layer_reports, outputs
 from lsuv_cli.data import batches, random_data
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
@@ -26,6 +28,7 @@ from lsuv_cli.model.draft import Draft, serialized
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.prepare import Look, Prepared
+from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.report import LayerReport, Report
 from lsuv_cli.scaling import algorithm, memory_needs, runtime, stages, verification, weights
 from lsuv_cli.scaling import branches as which
@@ -37,6 +40,7 @@ from lsuv_cli.scaling.verification import Measured
 from lsuv_cli.settings import PreInit, Settings
 from lsuv_cli.version import __version__
 
+Array = NDArray[Any]
 Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 # Of the available memory, what values between stages may take before they go to a file.
@@ -82,12 +86,12 @@ class Job:
     begun: float = field(default_factory=time.perf_counter)
     begun_phase: float = 0.0
 
-    def initialize(self, output: Path | None, carried: Path | None, force: bool, dry_run: bool) -> Initialized:
+    def initialize(self, output: Target | None, carried: Target | None, dry_run: bool) -> Initialized:
         """Prepare, scale, verify, publish."""
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
-        with Draft(self.file, None if dry_run else output, force=force) as draft:
+        with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # What must be known of the model as given is read here: afterwards it is edited in place.
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
@@ -101,21 +105,46 @@ class Job:
                 self._pre_initialize(draft, prepared)
                 findings, trials = self._fill(draft, prepared, findings, run)
             entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
-            if not dry_run:
-                if carried is not None:
-                    names.write(names.collect(prepared, called), carried)
-                draft.publish()
             report = self._report(
                 "init",
                 entries,
                 run,
-                output=None if dry_run or output is None else str(output),
+                output=None if dry_run or output is None else str(output.given),
                 stages=len(findings.plan.stages),
                 trials=trials,
                 memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
             )
-            external = draft.scratch is not None and self.file.has_external_data
-            return Initialized(None if external else self.file.proto, report)
+            if not dry_run:
+                tensors = names.collect(prepared, called) if carried is not None else {}
+                self._publish(draft, tensors, carried, report)
+            return Initialized(self.file.proto if draft.in_memory else None, report)
+
+    def _publish(self, draft: Draft, tensors: dict[str, Array], carried: Target | None, report: Report) -> None:
+        """Give the results their names, the model first: where it cannot have its own, nothing is written."""
+        streams = [target for target in (draft.target, carried) if target is not None and target.stream]
+        with contextlib.ExitStack() as stack:
+            if carried is not None:
+                made = stack.enter_context(outputs.growing(carried))
+                names.write(tensors, made)
+            # Nobody knows how long the reader of a pipe takes: then requests to stop do not wait.
+            with contextlib.nullcontext() if streams else interruption.held():
+                draft.publish()
+                if carried is not None:
+                    carried.deliver(made)
+                if draft.target is not None:
+                    interruption.published(int(report.exit_code))
+
+    def targets(
+        self,
+        drawn: Mapping[str, StrPath] | None,
+        wanted: Mapping[str, StrPath | None] | None = None,
+        force: bool = False,
+    ) -> dict[str, Target]:
+        """The files to be written, by the arguments that name them, checked against everything that is read."""
+        sources = [] if self.file.path is None else [self.file.path, *self.file.data_files]
+        sources += _files_of(self.data)
+        beside = "`output`" if self.file.has_external_data else ""
+        return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=beside)
 
     def look(self, command: str) -> Report:
         """Only look: at the layers, and with data at what they put out."""
@@ -234,7 +263,7 @@ class Job:
             "samples": data.samples if data else 0,
             **({"data": data.source} if data and data.source == random_data.RANDOM else {}),
         }
-        return {f"lsuv.{key}": str(value) for key, value in found.items()}
+        return {key: str(value) for key, value in found.items()}
 
     def _report(
         self,
@@ -267,6 +296,24 @@ def _memory_expected(prepared: Prepared, plan: Plan, data: Calibration | None) -
         "weights_of_a_stage": memory_needs.stage_weights(prepared.graph, plan),
         "values_between_stages": between,
     }
+
+
+def _files_of(data: object) -> list[Path]:
+    """The files and directories that data comes from: named as the command takes them, or mapped into memory."""
+    if isinstance(data, np.memmap):
+        return [Path(data.filename)] if data.filename is not None else []
+    if isinstance(data, Mapping):
+        return [path for array in data.values() for path in _files_of(array)]
+    if not isinstance(data, list | tuple) or list(data) == [random_data.RANDOM]:
+        return []
+    found = []
+    for item in data:
+        if isinstance(item, str):
+            parts = item.split("=")  # [NAME=]PATH, and both may have a = in them
+            found += [Path("=".join(parts[k:])) for k in range(len(parts))]
+        else:
+            found += _files_of(item)
+    return found
 
 
 def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:

@@ -14,12 +14,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from lsuv_cli.errors import LsuvError
+
+MOST_THREADS = max(256, os.cpu_count() or 1)  # each takes a stack and time
+MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
+MOST_DIGITS = 18  # of a number of samples
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -184,7 +189,7 @@ def _numbers(given: object) -> tuple[float, ...]:
 def _batch_size(given: object) -> int | Literal["all"] | None:
     if given is None or given == "all":
         return given
-    if isinstance(given, str) and given.isdecimal():
+    if isinstance(given, str) and given.isdecimal() and len(given) <= MOST_DIGITS:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:
         raise Unfit("a positive number or all")
@@ -265,12 +270,12 @@ class Settings:
             "N",
             "Images: resize the shorter side to N, then crop the middle.",
             above=0,
-            most=100_000,
+            most=MOST_SIZE,
         ),
     ] = None
     device: Annotated[str, About(_text, RUN, "DEVICE", "auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Annotated[
-        int | None, About(_optional(_whole), RUN, "N", "CPU threads; all, if not given.", above=0, most=4096)
+        int | None, About(_optional(_whole), RUN, "N", "CPU threads; all, if not given.", above=0, most=MOST_THREADS)
     ] = None
     memory: Annotated[
         int | None,

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """lsuv as the differential tester calls it: from Python, or as a command. Either gives the report."""
 
 from __future__ import annotations

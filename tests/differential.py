@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """Random models through lsuv, judged by unoptimized onnxruntime and float64 numpy: what differs is a finding.
 
     python tests/differential.py --seconds 600 [--seed S]

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined"
 """The same random model in other clothes: functions, If, names, declared shapes, old file versions. Values stay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="misc"
 """A written model seen by someone else than lsuv: flat, its layers found, their outputs measured in float64.
 
 Shares no code with lsuv_cli: functions and branches are put in place here, values run in unoptimized onnxruntime.

@@ -1,11 +1,12 @@
 """Damaged models and data through the whole command: anything but success or a clean error is a finding.
 
-    python tests/fuzz.py --seconds 600 [--seed N] [--keep FOLDER]
+    python tests/fuzz.py --seconds 600 | --cases 10000 [--seed N] [--keep FOLDER]
 
 Real models and data files are changed at random, as bytes and as structures (types, shapes, names, attributes, external
 data), and given to `lsuv init`, `inspect` or `check`, each case in a process of its own with bounded memory and time. A
 case is clean if the command succeeds (0 or 1) and what it wrote can be read, or if it fails (2) with a line or two, no
-traceback, no "internal error" and no output. Either way the inputs must be untouched and nothing temporary may remain.
+traceback, no "internal error", nothing unprintable and no output. Either way the inputs must be untouched and nothing
+temporary may remain.
 A case that dies by a signal is run once more as the real command, which has to contain the crash.
 `tests/test_fuzz.py` goes through the first cases of seed 0 in the default test run.
 """
@@ -39,7 +40,8 @@ from helpers import model, normal
 MEMORY = 6 << 30
 SECONDS = 30
 MANY = [0, 1, -1, 2, 3, 7, 64, 255, 2**16, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)]
-WORDS = ["", "x", "y", "w", "/", "../m.bin", "/etc/hostname", "m.bin", "\0", "é" * 40, "a" * 3000, "%s%n", "ai.onnx.ml"]
+WORDS = ["", "x", "y", "w", "/", "../m.bin", "/etc/hostname", "m.bin", "\0", "é" * 40, "a" * 3000, "%s%n", "ai.onnx.ml",
+         "\x1b[2J\n\u202e", "/" * 20000]  # fmt: skip
 OPS = ["Conv", "MatMul", "Gemm", "Relu", "Add", "Reshape", "Transpose", "If", "Constant", "Identity", "Cast", "Concat",
        "BatchNormalization", "LSTM", "Einsum", "Gather", "QLinearConv", "Shape", "Slice", "NoSuchOp"]  # fmt: skip
 MORE = [[], [], ["--bias", "keep"], ["--pre-init", "keep"], ["--tied", "untie"], ["--recurrent"], ["--before"]]
@@ -278,6 +280,8 @@ def judge(case: Case, folder: Path, code: int, printed: str) -> str:
         return "too slow" if code == -signal.SIGALRM else f"signal {-code}"
     if "Traceback" in printed or "internal error" in printed:
         return "traceback" if "Traceback" in printed else "internal error"
+    if not all(line.isprintable() for line in printed.split("\n")):
+        return "unprintable"
     if any((folder / name).read_bytes() != content for name, content in case.files.items()):
         return "input changed"
     left = {path.name for path in folder.iterdir()} - set(case.files)
@@ -358,6 +362,7 @@ def run(numbers: Iterator[int], seed: int, found: Callable[[int, Case, str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description="Damaged models and data through the whole command.")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--cases", type=int, help="so many, however long they take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--keep", type=Path, help="a folder for the files of what is found")
@@ -366,7 +371,9 @@ def main() -> None:
 
     def numbers() -> Iterator[int]:
         number = 0
-        while time.monotonic() < end:
+        while number < asked.cases if asked.cases is not None else time.monotonic() < end:
+            if number and number % 500 == 0:
+                print(f"{number} cases", flush=True)
             yield number
             number += 1
 

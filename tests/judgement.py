@@ -1,3 +1,4 @@
+# mypy: disable-error-code="call-overload"
 """The verdict on one random model (differential.py): what lsuv reports against what the written file does.
 
 The file is run batch by batch, as it is, by unoptimized onnxruntime (flat_models.py); variances are taken in float64.

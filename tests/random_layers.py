@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """The layers of a random model (random_models.py): one function for each kind, and for each odd use of one."""
 
 from __future__ import annotations

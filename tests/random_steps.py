@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """The operators between the layers of a random model, whether they carry a scale or not, and how a model grows."""
 
 from __future__ import annotations

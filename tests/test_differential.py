@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined"
 """The first cases of the differential tester (tests/differential.py), the same in every run."""
 
 import collections

@@ -30,6 +30,7 @@ def test_damaged_models_and_data_succeed_or_are_refused():
         ("open('m.onnx', 'wb').close()", "input changed"),
         ("open('.lsuv-left', 'wb').close()", "something left"),
         ("import sys; sys.stderr.write('one\\ntwo\\n')", "not one or two lines"),
+        ("import sys; sys.stderr.write('\\x1b[2J')", "unprintable"),
     ],
 )
 def test_the_fuzzer_notices(damage, expected, monkeypatch, tmp_path):

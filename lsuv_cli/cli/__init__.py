@@ -1,5 +1,61 @@
-"""The `lsuv` command; the only package that prints."""
+"""The `lsuv` command; the only package that prints.
 
-from lsuv_cli.cli.commands import app, main
+Importing it imports next to nothing, and `main` begins by answering requests to stop: whatever it imports after that
+can be interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lsuv_cli.cli.commands import app
 
 __all__ = ["app", "main"]
+
+POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The `lsuv` command as it is typed, or with the given words and in the caller's process."""
+    if args is not None:
+        from lsuv_cli.cli.commands import run
+
+        run(args)
+        return
+    try:
+        for number in POLITE:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                signal.signal(number, _interrupt)
+        from lsuv_cli.cli import child_process, terminal
+
+        terminal.make_whole()
+        child_process.run(_command, terminal.complain)
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            sys.stderr.write("lsuv: interrupted; nothing was written\n")
+        sys.exit(130)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    for polite in POLITE:  # the first counts
+        signal.signal(polite, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _command() -> None:
+    from lsuv_cli.cli.commands import run
+
+    run(None)
+
+
+def __getattr__(name: str) -> object:
+    if name == "app":
+        from lsuv_cli.cli.commands import app
+
+        return app
+    raise AttributeError(f"module 'lsuv_cli.cli' has no attribute {name!r}")

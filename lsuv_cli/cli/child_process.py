@@ -1,9 +1,11 @@
 """A child process for the work: whatever native code does to it, a person gets one line and nothing is left behind.
 
 onnxruntime runs other people's graphs, and a defect in one of its operators can end the process at any instruction.
-So the command forks before anything heavy is imported. The child does the work. The parent waits, passes on requests
-to stop, and removes what the child had announced as temporary and did not come to remove. Windows has no fork:
-there the work is done in the only process.
+So the command forks before anything heavy is imported. The child does the work; a request to stop (SIGINT, SIGTERM,
+SIGHUP) ends it at once, in whatever import or native code it is. The parent waits, passes such requests on, removes
+what the child had announced as temporary and did not come to remove, and says what happened. If the child had
+published its result by then, the exit code is that of the finished work. Windows has no fork: there the work is done
+in the only process.
 """
 
 from __future__ import annotations
@@ -12,59 +14,60 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
-from lsuv_cli import temporary
+from lsuv_cli import interruption, temporary
 from lsuv_cli.errors import ExitCode
+from lsuv_cli.interruption import POLITE
 
 PR_SET_PDEATHSIG = 1
-ONE_REQUEST = 2.0  # seconds; a terminal sends it to all processes, and the parent passes it on as well
-POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")]
-
-_last_request = -ONE_REQUEST
 
 
 def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     """Run a command that ends by SystemExit, in a process of its own where that can be had."""
     if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
-        _interruptible(command)
+        _in_this_process(command, complain)
         return
     temporary.share()
+    interruption.share()
     parent = os.getpid()
+    # A request that comes right now waits until there is someone to answer it, in both processes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     child = os.fork()
     if child == 0:
+        _on_request(signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
         _die_with(parent)
         _own_stderr()
-        _interruptible(command)
+        _to_the_end(command)
         return
 
     def pass_on(number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            _send(child, number)
+            os.kill(child, number)
 
     _on_request(pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     _, status = os.waitpid(child, 0)
     _on_request(signal.SIG_IGN)
     sys.exit(_verdict(status, complain))
 
 
-def _send(process: int, number: int) -> None:
-    """Send a signal to a process's main thread, the only one in which Python handles it, or at least to the process."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(AttributeError):  # an old C library
-            if ctypes.CDLL(None).tgkill(process, process, number) == 0:
-                return
-    os.kill(process, number)
-
-
-def _interruptible(command: Callable[[], None]) -> None:
-    _on_request(_interrupt)
+def _to_the_end(command: Callable[[], None]) -> None:
     try:
         command()
+    except SystemExit as end:
+        interruption.ended(end.code if isinstance(end.code, int) else int(bool(end.code)))
+        raise
+
+
+def _in_this_process(command: Callable[[], None], complain: Callable[[str], None]) -> None:
+    try:
+        command()
+    except KeyboardInterrupt:
+        complain(f"interrupted; {interruption.standing().so_far}")
+        sys.exit(int(ExitCode.INTERRUPTED))
     finally:
         # Python gives signals back to the system while it shuts down, and a late one would change the exit code.
         _on_request(signal.SIG_IGN)
@@ -75,15 +78,6 @@ def _on_request(handler: Callable[[int, object], None] | signal.Handlers) -> Non
     for number in POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """A polite request to stop cleans up. One that comes twice at once must not interrupt that; a later one counts."""
-    global _last_request
-    now = time.monotonic()
-    if now - _last_request > ONE_REQUEST:
-        _last_request = now
-        raise KeyboardInterrupt
 
 
 def _die_with(parent: int) -> None:
@@ -110,8 +104,18 @@ def _verdict(status: int, complain: Callable[[str], None]) -> int:
     temporary.remove_announced()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    number = os.WTERMSIG(status)
+    number, standing = os.WTERMSIG(status), interruption.standing()
+    if standing.exit_code is not None and standing.told:
+        return standing.exit_code
+    _tidy_terminal()
+    if standing.exit_code is not None:
+        complain(f"stopped ({signal.strsignal(number)}) after {standing.so_far}; it is complete and verified")
+        return standing.exit_code
+    if number in POLITE:
+        complain(f"interrupted; {standing.so_far}")
+        return int(ExitCode.INTERRUPTED)
     if number not in (*CRASHES, signal.SIGKILL):
+        complain(f"the run was ended by a signal ({signal.strsignal(number)}); {standing.so_far}")
         return 128 + number
     if number == signal.SIGKILL:
         what = "was killed, perhaps because memory ran out (then a smaller --batch-size, --limit or --memory helps)"
@@ -119,3 +123,11 @@ def _verdict(status: int, complain: Callable[[str], None]) -> int:
         what = f"crashed inside a native library, most likely onnxruntime on this model ({signal.strsignal(number)})"
     complain(f"the run {what}; the input is untouched, and no half-written file is left")
     return int(ExitCode.BAD_REQUEST)
+
+
+def _tidy_terminal() -> None:
+    """Show the cursor again, which a progress bar hid that nobody took away."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            sys.stderr.write("\r\x1b[K\x1b[?25h")
+            sys.stderr.flush()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import outputs
 from lsuv_cli.cli import options as o
 from lsuv_cli.cli import terminal, wording
 from lsuv_cli.errors import ExitCode, LsuvError
+from lsuv_cli.outputs import Target
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -78,15 +80,16 @@ def init(
             reports.append({"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text})
 
         so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
-        with terminal.errors(failed if several else None, so_far):
+        alone = not (several or showing.json or picture is not None)
+        with terminal.errors(failed if several else None, so_far, publication_is_all=alone):
             with terminal.progress(console, not showing.quiet) as listen:
-                report = _initialized(model, data, target, writing, settings, listen)
+                report = _initialized(model, data, target, writing, settings, (listen, picture))
             _tell(report, console, verbose=showing.verbose)
             if picture is not None:
                 _draw({"": report}, picture)
-            for also in (None if writing.dry_run else writing.weights, picture):
+            for also in (None if writing.dry_run else writing.weights, picture.given if picture is not None else None):
                 if also is not None:
-                    console.print(f"wrote {also}", soft_wrap=True, markup=False)
+                    console.print(f"wrote {terminal.printable(str(also))}", soft_wrap=True, markup=False)
             reports.append(report.to_json())
     if showing.json:
         _print_json(reports if several else reports[0])
@@ -99,11 +102,12 @@ def _initialized(
     target: str | None,
     writing: o.Writing,
     settings: o.AllSettings,
-    listen: terminal.Listener,
+    watching: tuple[terminal.Listener, Target | None],
 ) -> Report:
     """Initialize one model; send it to standard output if that is its target."""
     from lsuv_cli.api import initialize
 
+    listen, picture = watching
     done = initialize(
         _source(model),
         data or None,
@@ -112,6 +116,7 @@ def _initialized(
         force=writing.force,
         dry_run=writing.dry_run,
         listen=listen,
+        drawn=_drawn(picture),
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
@@ -166,7 +171,7 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not showing.quiet) as listen:
-            report = api.measure(_source(model), data, listen=listen, **settings.keywords())
+            report = api.measure(_source(model), data, listen=listen, drawn=_drawn(picture), **settings.keywords())
         report = wording.report_as_typed(report)
         _warn(report, console)
         if picture is not None:
@@ -200,7 +205,9 @@ def compare(
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not json) as listen:
-            found = api.compare(_source(model), data, inits, listen=listen, **settings.keywords())
+            found = api.compare(
+                _source(model), data, inits, listen=listen, drawn=_drawn(picture), **settings.keywords()
+            )
         reports = {name: wording.report_as_typed(report) for name, report in found.items()}
         _warn(next(iter(reports.values())), console)
         if picture is not None:
@@ -237,9 +244,8 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):
         raise LsuvError("two of the models have the same file name; in --output-dir one would overwrite the other")
-    inputs = {Path(model).resolve() for model in models}
-    if mine := next((target for target in targets if target.resolve() in inputs), None):
-        raise LsuvError(f"--output-dir {output_dir} would overwrite {mine}, an input; give another directory")
+    # Each model is checked against its own output when its turn comes, all against all only here.
+    outputs.check_apart([Target("--output-dir", path, path) for path in targets], models)
     try:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -263,7 +269,7 @@ def _warn(report: Report, console: Console) -> None:
     from rich.markup import escape
 
     for warning in report.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(terminal.shortened(warning))}", soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -272,7 +278,7 @@ def _print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2) + "\n")
 
 
-def _plot(path: str | None) -> Path | None:
+def _plot(path: str | None) -> Target | None:
     if path is None:
         return None
     from lsuv_cli.cli import plot
@@ -280,7 +286,11 @@ def _plot(path: str | None) -> Path | None:
     return plot.check(path)
 
 
-def _draw(reports: dict[str, Report], path: Path) -> None:
+def _drawn(picture: Target | None) -> dict[str, Path]:
+    return {} if picture is None else {picture.option: picture.given}
+
+
+def _draw(reports: dict[str, Report], picture: Target) -> None:
     """The variances of one run, or of several side by side."""
     from lsuv_cli.cli import plot
 
@@ -288,21 +298,23 @@ def _draw(reports: dict[str, Report], path: Path) -> None:
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
     chosen = report.settings
     names = [layer.name for layer in report.layers]
-    plot.draw(names, series, path, target=chosen["target_variance"], tol=chosen["tol"], title=Path(report.model).name)
+    plot.draw(
+        names, series, picture, target=chosen["target_variance"], tol=chosen["tol"], title=Path(report.model).name
+    )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """The `lsuv` command as it is typed, or with the given words and in the caller's process."""
-    terminal.make_whole()
-    if args is None:
-        guard.run(lambda: _run(None), terminal.complain)
-    else:
-        _run(args)
-
-
-def _run(args: Sequence[str] | None) -> None:
+def run(args: Sequence[str] | None) -> None:
+    """The command with these words, or with those of the process; ends by SystemExit."""
     try:
         code = app(args, prog_name="lsuv", standalone_mode=False)
+        terminal.finish()
+    except (terminal.Unwritable, OSError) as problem:  # the help and the completion are printed by typer
+        if os.environ.get("LSUV_DEBUG"):
+            raise
+        terminal.hush()
+        reason = getattr(problem, "strerror", None)
+        terminal.complain(f"standard output cannot be written: {reason}" if reason else str(problem))
+        code = int(ExitCode.BAD_REQUEST)
     except Exception as problem:
         # Click's errors have no name that holds in every version of typer.
         if not hasattr(problem, "format_message"):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
+from lsuv_cli.cli.terminal import printable, shortened
 from lsuv_cli.memory import amount
 from lsuv_cli.report import FINE, LayerReport, Report, Status
 
@@ -47,7 +48,7 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     _explain(report, console, verbose)
     console.print(summary(report))
     if report.output:
-        console.print(f"wrote {report.output}", soft_wrap=True, markup=False)
+        console.print(f"wrote {printable(report.output)}", soft_wrap=True, markup=False)
 
 
 def show_layers(report: Report, console: Console) -> None:
@@ -111,13 +112,18 @@ def show_comparison(reports: Mapping[str, Report], console: Console) -> None:
 def as_csv(report: Report) -> str:
     """Every fact about every layer, one line each."""
     names = list(LayerReport.__dataclass_fields__)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(names)
+    rows: list[Sequence[object]] = [names]
     for entry in report.to_json()["layers"]:
         cells = {**entry, "shape": "x".join(map(str, entry["shape"])), "notes": "; ".join(entry["notes"])}
-        writer.writerow(["" if cells[name] is None else cells[name] for name in names])
-    return stream.getvalue()
+        rows.append(["" if cells[name] is None else cells[name] for name in names])
+    return "".join(map(_csv_line, rows))
+
+
+def _csv_line(cells: Sequence[object]) -> str:
+    """A line that ends in \\n. Names with \\n and \\r are quoted, for which csv must believe that lines end in both."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\r\n").writerow(cells)
+    return stream.getvalue().removesuffix("\r\n") + "\n"
 
 
 def summary(report: Report) -> Text:
@@ -199,7 +205,8 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        text = f"{', '.join(shown)}{more}: {note}"
+        called = ", ".join(tables.cut(printable(name), console.width).rstrip() for name in shown)
+        text = f"{called}{more}: {shortened(note)}"
         wrapper = textwrap.TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
         wrapper.initial_indent, wrapper.subsequent_indent = "  ", "    "
         for line in wrapper.wrap(text):

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lsuv_cli import outputs
+from lsuv_cli.cli.terminal import printable
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.outputs import Target
 from lsuv_cli.report import Report
 
 FORMATS = frozenset({".png", ".svg", ".pdf"})
 Series = Mapping[str, Sequence[float | None]]  # one value for each layer
 
 
-def check(path: str) -> Path:
+def check(path: str) -> Target:
     """Refuse what cannot be drawn before any work is done."""
-    target = Path(path)
-    if target.suffix.lower() not in FORMATS:
+    if Path(path).suffix.lower() not in FORMATS:
         raise LsuvError(f"--plot {path} must end in one of {', '.join(sorted(FORMATS))}")
-    if not target.absolute().parent.is_dir():
-        raise LsuvError(f"--plot {path}: {target.absolute().parent} is not a directory")
+    target = outputs.check({}, (), drawn={"--plot": path})["--plot"]
     try:
         import matplotlib  # noqa: F401  only to see whether it is there
     except ImportError:
@@ -44,7 +46,7 @@ def of_comparison(reports: Mapping[str, Report]) -> Series:
     return {name: [layer.variance for layer in report.layers] for name, report in reports.items()}
 
 
-def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol: float, title: str) -> None:
+def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol: float, title: str) -> None:
     """Write the picture. Up to 40 layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
     import matplotlib
 
@@ -74,7 +76,7 @@ def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol
     axes.axhspan(target * (1 - tol), target * (1 + tol), color="0.85", zorder=0, label=f"target {target:g} ± {tol:g}")
     axes.set_yscale("log")
     axes.set_ylabel("variance of the output")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(_short(title, 80), fontsize=10)
     axes.set_xlim(0.5, max(count, 1) + 0.5)
     if count <= 40:
         axes.set_xticks(range(1, count + 1), [_short(name) for name in names], rotation=60, ha="right", fontsize=8)
@@ -83,12 +85,14 @@ def draw(names: Sequence[str], series: Series, path: Path, *, target: float, tol
     axes.grid(axis="y", linewidth=0.4)
     axes.legend(fontsize=8)
     try:
-        figure.savefig(path, dpi=130)
-    except OSError as problem:
-        raise LsuvError(f"--plot {path} cannot be written: {problem.strerror or problem}") from None
+        with outputs.growing(to) as path, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about characters that the font does not have
+            figure.savefig(path, dpi=130, format=to.given.suffix[1:].lower())
+            to.deliver(path)
     finally:
         pyplot.close(figure)
 
 
 def _short(name: str, most: int = 24) -> str:
-    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+    shown = printable(name if len(name) <= most else f"…{name[-most + 1 :]}")
+    return shown.replace("$", r"\$")  # which else begins a formula

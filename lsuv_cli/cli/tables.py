@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+
+from lsuv_cli.cli.terminal import printable
 
 # Columns leave rather than cut names shorter than this; those of rank 1 leave earlier than others.
 SHORTEST_NAME, SHORT_NAME = 14, 24
@@ -21,6 +23,10 @@ class Column:
     left: bool = False
     rank: int = 0
 
+    def __post_init__(self) -> None:
+        shown = [printable(cell) if isinstance(cell, str) else cell for cell in self.cells]
+        object.__setattr__(self, "cells", shown)
+
     @property
     def width(self) -> int:
         return max(cell_len(self.title), *(_length(cell) for cell in self.cells), 0)
@@ -28,6 +34,7 @@ class Column:
 
 def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterator[Text]:
     """The lines of a table whose first column holds the layers' names. Columns that say nothing are left out."""
+    names = [printable(name) for name in names]
     used = [column for column in columns if any(_length(cell) for cell in column.cells)]
     longest = max(5, *(cell_len(name) for name in names), 0)
     gap = 2
@@ -42,7 +49,7 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterat
     room = max(min(room, longest), 5)
     yield _line(set_cell_size("layer", room), [(column.title, column) for column in used], gap, "bold")
     for k, name in enumerate(names):
-        yield _line(_cut(name, room), [(column.cells[k], column) for column in used], gap)
+        yield _line(cut(name, room), [(column.cells[k], column) for column in used], gap)
 
 
 def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:
@@ -60,13 +67,21 @@ def _length(cell: str | Text) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
-def _cut(name: str, width: int) -> str:
+def cut(name: str, width: int) -> str:
     """A name, without its middle if it is too long: names differ at both ends."""
     if cell_len(name) <= width:
         return set_cell_size(name, width)
-    head, tail = name, name
-    while cell_len(head) > (width - 1) // 2:
-        head = head[:-1]
-    while cell_len(tail) > width - 1 - cell_len(head):
-        tail = tail[1:]
+    head = _fitting(name, (width - 1) // 2)
+    tail = _fitting(reversed(name), width - 1 - cell_len(head))[::-1]
     return set_cell_size(f"{head}…{tail}", width)
+
+
+def _fitting(characters: Iterable[str], width: int) -> str:
+    """As many of the characters as fit, from the first."""
+    fitting = []
+    for character in characters:
+        width -= cell_len(character)
+        if width < 0:
+            break
+        fitting.append(character)
+    return "".join(fitting)

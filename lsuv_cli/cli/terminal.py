@@ -1,6 +1,8 @@
-"""Standard streams: consoles, progress, complaints, and readers that leave before the end.
+"""Standard streams: consoles, progress, complaints, readers that leave before the end, and disks that are full.
 
-stdout is for what was asked for (a table, JSON, a model), stderr for the rest.
+stdout is for what was asked for (a table, JSON, a model), stderr for the rest. Nothing that a file says reaches a
+terminal raw: what is not printable (escape sequences, line breaks, marks that change the direction of writing) is
+shown as an escape (`printable`). Imports nothing heavy: the parent of the working process complains through it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
 
@@ -24,23 +27,76 @@ Listener = Callable[[str, int, int], None]
 LONGEST = 800  # characters of a complaint
 
 
+class Unwritable(LsuvError):
+    """Standard output takes no more, and not because its reader has seen enough."""
+
+
+def printable(text: str) -> str:
+    """A text of one line in which every character shows itself: others become escapes such as \\x1b and \\n."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """One line of a length that can be read, whatever names a file has in it."""
+    line = " ".join(text.split())
+    if len(line) > longest:
+        line = f"{line[: longest * 2 // 3]} ... {line[-longest // 4 :]}"
+    return printable(line)
+
+
 def make_whole() -> None:
-    """A process may be started without some standard stream (`2>&-`): what is written there then goes nowhere."""
+    """Standard streams that take anything.
+
+    A process may be started without some of them (`2>&-`): what is written there then goes nowhere. And their
+    encoding may lack a character.
+    """
     for name in ("stdin", "stdout", "stderr"):  # in this order each gets its own number back
         if getattr(sys, name) is None:
             stream = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115  it lives as long as the process
             setattr(sys, name, stream)
+    for written in (sys.stdout, sys.stderr):
+        if hasattr(written, "reconfigure"):
+            written.reconfigure(errors="backslashreplace")
+
+
+class _Stream:
+    """A standard stream for a console: a full disk is an error of one line on stdout, and nothing on stderr."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _writing(self._stream):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _writing(self._stream):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _writing(stream: IO[str]) -> Iterator[None]:
+    """A reader that has seen enough (`| head`) is no error; a full disk under stdout is."""
+    try:
+        yield
+    except OSError as problem:
+        hush(stream)
+        if stream is sys.stdout and not isinstance(problem, BrokenPipeError):
+            raise Unwritable(f"standard output cannot be written: {problem.strerror or problem}") from None
 
 
 def console(*, stderr: bool = True, quiet: bool = False) -> Console:
     """A console whose colours are for terminals. Where there is no terminal at all, lines may be long."""
     import rich.console
 
-    class Patient(rich.console.Console):
-        def on_broken_pipe(self) -> None:
-            _hush(self.file)
-
-    return Patient(stderr=stderr, highlight=False, quiet=quiet, width=_width())
+    stream: Any = _Stream(sys.stderr if stderr else sys.stdout)
+    return rich.console.Console(file=stream, highlight=False, quiet=quiet, width=_width())
 
 
 def _width() -> int:
@@ -54,12 +110,12 @@ def _width() -> int:
 
 
 def write(text: str) -> None:
-    """Print on standard output. A reader that has seen enough (`| head`) is no error."""
-    try:
+    """Print on standard output: as it is for programs, as it can be shown for a terminal."""
+    if sys.stdout.isatty():
+        text = "\n".join(printable(line) for line in text.split("\n"))
+    with _writing(sys.stdout):
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        _hush(sys.stdout)
 
 
 def write_bytes(data: bytes) -> None:
@@ -70,8 +126,11 @@ def write_bytes(data: bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        _hush(sys.stdout)
+        hush(sys.stdout)
         raise LsuvError("the program that reads standard output closed it before the model was written") from None
+    except OSError as problem:
+        hush(sys.stdout)
+        raise Unwritable(f"standard output cannot be written: {problem.strerror or problem}") from None
 
 
 def read_bytes() -> bytes:
@@ -82,33 +141,43 @@ def read_bytes() -> bytes:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, of a length that can be read, whatever names a file has in it."""
-    line = " ".join(text.split())
-    if len(line) > LONGEST:
-        line = f"{line[: LONGEST * 2 // 3]} ... {line[-LONGEST // 4 :]}"
-    try:
-        sys.stderr.write(f"lsuv: {line}\n")
+    """One line on stderr."""
+    with _writing(sys.stderr):
+        sys.stderr.write(f"lsuv: {shortened(text)}\n")
         sys.stderr.flush()
-    except BrokenPipeError:
-        _hush(sys.stderr)
 
 
-def _hush(stream: IO[str]) -> None:
+def finish() -> None:
+    """Write what waits in standard output; Python would do it too late to tell."""
+    with _writing(sys.stdout):
+        sys.stdout.flush()
+
+
+def hush(stream: IO[str] | None = None) -> None:
     """Nobody reads this stream any more: what is still written goes nowhere, at exit too."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 @contextlib.contextmanager
-def errors(tell: Callable[[int, str], None] | None = None, so_far: str = "nothing was written") -> Iterator[None]:
+def errors(
+    tell: Callable[[int, str], None] | None = None,
+    so_far: str = "nothing was written",
+    *,
+    publication_is_all: bool = False,
+) -> Iterator[None]:
     """One line for a person instead of a traceback; LSUV_DEBUG=1 shows the traceback.
 
-    The exit code ends the program or, where there is more to do, is told with the message to `tell`.
+    The exit code ends the program or, where there is more to do, is told with the message to `tell`. `so_far` is what
+    an interruption tells of the work before; with `publication_is_all` nothing is to follow a published result that a
+    reader would miss.
     """
+
+    interruption.begin(so_far, publication_is_all=publication_is_all)
     try:
         yield
     except KeyboardInterrupt:
-        complain(f"interrupted; {so_far}")
+        complain(f"interrupted; {interruption.standing().so_far}")
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except typer.Exit:
         raise
@@ -122,7 +191,7 @@ def errors(tell: Callable[[int, str], None] | None = None, so_far: str = "nothin
             text = "out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
         else:
             text = f"internal error, please report it ({type(problem).__name__}: {problem}); nothing was written"
-        if tell is None:
+        if tell is None or isinstance(problem, Unwritable):
             complain(text)
             raise typer.Exit(code) from None
         tell(code, text)

@@ -84,13 +84,16 @@ def read(
     found: dict[str, list[StoredArray]] = {}
     unused: dict[str, str] = {}
     for source in sources:
-        name, path = name_and_path(source, inputs)
-        shown = images.find(path)
+        try:
+            name, path = name_and_path(source, inputs)
+            shown = images.find(path)
+            files = [] if shown else datafiles.find(path)
+        except OSError as problem:  # a name that is too long, a directory that may not be read
+            raise DataError(f"{source}: {problem.strerror or problem}; give other `data`") from None
         if shown:
             spec = taking_pictures(name, inputs, source)
             found[spec.name] = images.arrays(shown, spec, pictures or ImageOptions())
             continue
-        files = datafiles.find(path)
         matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
         for file, arrays in zip(files, matches, strict=True):
             for key in arrays.keys() ^ matches[0].keys():

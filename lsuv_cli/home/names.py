@@ -15,8 +15,8 @@ The module a node belongs to is in its name (`/encoder/fc/MatMul`, dynamo=False)
 from __future__ import annotations
 
 import ast
-import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli import temporary
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import PRODUCTS, Layer, LayerSet
 from lsuv_cli.model.prepare import Prepared
+from lsuv_cli.outputs import StrPath
 
 Array = NDArray[Any]
 FORMATS = frozenset({".safetensors", ".npz"})
@@ -95,21 +95,16 @@ def _scope(graph: Graph, layer: Layer) -> str:
     return ".".join(parts[:-1]) if node.name.startswith("/") else ""
 
 
-def check(path: str | os.PathLike[str], force: bool) -> Path:
-    """Refuse a file that cannot be written before any work is done."""
-    target = Path(path)
-    if target.suffix not in FORMATS:
+def check(path: StrPath) -> None:
+    """Refuse a format that cannot be written before any work is done."""
+    suffix = Path(path).suffix
+    if suffix not in FORMATS:
         raise LsuvError(f"`weights` {path} must end in .safetensors or .npz")
-    if target.suffix == ".safetensors":
+    if suffix == ".safetensors":
         try:
             import safetensors  # noqa: F401  only to see whether it is there
         except ImportError:
             raise LsuvError("`weights` needs safetensors: pip install 'lsuv-cli[weights]', or use .npz") from None
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise LsuvError(f"`weights` {path} is a directory, or is in none; give a file name")
-    if target.exists() and not force:
-        raise LsuvError(f"{path} exists; use `force=True` to overwrite it")
-    return target
 
 
 def collect(prepared: Prepared, called: Mapping[str, Names]) -> dict[str, Array]:
@@ -139,27 +134,19 @@ def _tensors(layer: Layer, called: Names, graph: Graph) -> Iterator[tuple[str, s
 
 
 def write(tensors: dict[str, Array], path: Path) -> None:
-    """Write the tensors, whole or not at all."""
-    scratch = path.with_name(f".lsuv-{path.name}")
-    temporary.announce(scratch)
-    try:
-        if path.suffix == ".npz":
-            # numpy's format has no bfloat16; as float32 the values are the same.
-            plain = {
-                name: array.astype(np.float32) if _is_bfloat16(array) else array for name, array in tensors.items()
-            }
-            with scratch.open("wb") as file:
-                np.savez(file, **plain)  # type: ignore[arg-type]
-        else:
-            from safetensors.numpy import save
+    """Write the tensors to a file; the end of its name tells the format."""
+    if path.suffix == ".npz":
+        # numpy's format has no bfloat16; as float32 the values are the same.
+        plain = {name: array.astype(np.float32) if _is_bfloat16(array) else array for name, array in tensors.items()}
+        # As numpy.savez does, which takes no array of the name "file".
+        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+            for name, array in plain.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+    else:
+        from safetensors.numpy import save
 
-            scratch.write_bytes(save(tensors, {"format": "pt"}))
-        scratch.replace(path)
-    except OSError as problem:
-        raise LsuvError(f"`weights` {path} cannot be written: {problem.strerror or problem}") from None
-    finally:
-        scratch.unlink(missing_ok=True)
-        temporary.withdraw(scratch)
+        path.write_bytes(save(tensors, {"format": "pt"}))
 
 
 def _is_bfloat16(array: Array) -> bool:

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.outputs import absolute
 
 Array = NDArray[Any]
+
+# Bits of the types of which several values share a byte; the newer ones are not in every version of onnx.
+PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+BITS = {getattr(TensorProto, name): bits for name, bits in PACKED.items() if hasattr(TensorProto, name)}
+COMPLEX: tuple[int, ...] = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,13 @@ class ModelFile:
         for tensor in tensors(proto):
             if is_external(tensor):
                 self.ranges[id_of(tensor)] = self._range(tensor)
-            # Every look at raw_data is a copy of it.
-            elif (held := len(tensor.raw_data)) and held != (wanted := _byte_size(tensor)):
-                raise ModelError(f"{name}: tensor {tensor.name!r} has {held} bytes, its shape wants {wanted}")
+            elif problem := _disagreement(tensor):
+                raise ModelError(f"{name}: tensor {tensor.name!r} {problem}; it is damaged, export the model again")
 
     @property
-    def path(self) -> str:
-        """Where the model lies; empty for one in memory."""
-        return self.name if self.directory is not None else ""
+    def path(self) -> Path | None:
+        """Where the model was read from; None if it was in memory."""
+        return None if self.directory is None else self.directory / Path(self.name).name
 
     @property
     def has_external_data(self) -> bool:
@@ -155,9 +161,10 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
         data = path.read_bytes()
     except IsADirectoryError:
         raise ModelError(f"{path} is a directory; give an ONNX file") from None
-    except OSError as problem:
-        raise ModelError(f"{path}: {problem.strerror or problem}") from None
-    return ModelFile(_parsed(data, str(path)), path.absolute().parent, str(path))
+    except (OSError, ValueError) as problem:  # a NUL in the name
+        absolute(path)
+        raise ModelError(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
+    return ModelFile(_parsed(data, str(path)), absolute(path).parent, str(path))
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -200,16 +207,29 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
                     yield from _graph_tensors(graph)
 
 
+def _disagreement(tensor: TensorProto) -> str:
+    """How an embedded tensor's values disagree with its shape; empty if they do not."""
+    if min(tensor.dims, default=0) < 0:
+        return f"has the shape {list(tensor.dims)}"
+    if tensor.HasField("raw_data"):
+        # Every look at raw_data is a copy of it.
+        held, wanted = len(tensor.raw_data), _byte_size(tensor)
+        return "" if held == wanted else f"has {held} bytes, its shape wants {wanted}"
+    held = sum(len(getattr(tensor, field)) for field in VALUES)
+    wanted = math.prod(tensor.dims) * (2 if tensor.data_type in COMPLEX else 1)
+    if held == wanted or (tensor.data_type in BITS and held == _byte_size(tensor)):
+        return ""
+    return f"has {held} values, its shape {list(tensor.dims)} wants {wanted}"
+
+
 def _byte_size(tensor: TensorProto) -> int:
     count = math.prod(tensor.dims)
-    four: tuple[int, ...] = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
-    bits = 4 if tensor.data_type in four else None
-    if bits is None:
-        try:
-            bits = 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        except (KeyError, TypeError):
-            raise ModelError(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
-    return (count * bits + 7) // 8
+    if tensor.data_type in BITS:
+        return (count * BITS[tensor.data_type] + 7) // 8
+    try:
+        return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, TypeError):
+        raise ModelError(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
@@ -228,4 +248,35 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         raise ModelError(f"{name} holds no graph; give an ONNX model")
     if not model.opset_import:
         raise ModelError(f"{name} imports no operator set; it is damaged or not an ONNX model")
+    for text in _names(model):
+        if not isinstance(text, str):  # protobuf gives what it cannot decode as bytes
+            raise ModelError(f"{name}: the name {text!r} is not UTF-8, as ONNX wants it; export the model again")
     return model
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """Every text by which something in a model is found: not its descriptions and metadata, which may be anything."""
+    yield from (entry.domain for entry in model.opset_import)
+    yield from _graph_names(model.graph)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+        yield from (entry.domain for entry in function.opset_import)
+        yield from (text for node in function.node for text in _node_names(node))
+
+
+def _graph_names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (text for node in graph.node for text in _node_names(node))
+
+
+def _node_names(node: onnx.NodeProto) -> Iterator[str | bytes]:
+    yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+    for held in node.attribute:
+        yield held.name
+        yield held.ref_attr_name
+        for graph in (*([held.g] if held.type == AttributeProto.GRAPH else ()), *held.graphs):
+            yield from _graph_names(graph)

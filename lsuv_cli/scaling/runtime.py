@@ -42,6 +42,8 @@ BROKEN_IN_TRAINING = ["ConstantSharing"]
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
+LONGEST_MESSAGE = 2000  # characters
+
 # Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
 ort.set_default_logger_severity(4)
 
@@ -424,7 +426,9 @@ def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]
 
 def _one_line(problem: BaseException) -> str:
     """An onnxruntime message without its preamble, source paths and line breaks."""
-    text = " ".join(str(problem).split())
+    # The expressions below take time that grows with the square of a name in the message, which is as long as its
+    # model wants it; what is not among the first characters would not be shown.
+    text = " ".join(str(problem)[:LONGEST_MESSAGE].split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
     text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::[\w:~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)

@@ -101,7 +101,7 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
         if size > VERIFY_BYTES:
             runtime.open_without_weights(file.proto)
             return {}, []
-        model = file.path or file.proto.SerializeToString()
+        model = str(file.path) if file.path is not None else file.proto.SerializeToString()
         return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.

@@ -208,6 +208,7 @@ OPTIONS = {
 }
 OUTPUTS = {
     "a directory": ("-o .", "directory"),
+    "meant as a directory": ("-o new/", "directory"),
     "in a directory that is not there": ("-o none/o.onnx", "none"),
     "the input": ("-o m.onnx --force", "input"),
     "the input by another path": ("-o ./sub/../m.onnx --force", "input"),

@@ -99,7 +99,7 @@ WRONG = {
     "--weights": ("a.onnx b.onnx --data d.npy --output-dir out --weights w.npz", "--weights is for one model"),
     "--plot": ("a.onnx b.onnx --data d.npy --output-dir out --plot p.png", "--plot is for one model"),
     "both": ("a.onnx --data d.npy --output-dir out -o x.onnx", "-o and --output-dir"),
-    "own directory": ("a.onnx b.onnx --data d.npy --output-dir . --force", "would overwrite a.onnx, an input"),
+    "own directory": ("a.onnx b.onnx --data d.npy --output-dir . --force", "a.onnx is the input itself"),
     "same name": ("a.onnx deep/a.onnx --data d.npy --output-dir out", "the same file name"),
     "a file": ("a.onnx b.onnx --data d.npy --output-dir d.npy", "--output-dir d.npy cannot be made"),
     "stdin": ("a.onnx - --data d.npy --output-dir out", "standard input"),
@@ -123,7 +123,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_done(folder, name):
 def test_a_directory_reached_by_another_way_is_still_the_inputs_own(folder):
     (folder / "alias").symlink_to(folder, target_is_directory=True)
     done = lsuv("init", "a.onnx", "b.onnx", "--data", "d.npy", "--output-dir", "alias", "--force")
-    assert (done.code, "would overwrite" in done.err) == (2, True)
+    assert (done.code, "is the input itself" in done.err) == (2, True)
 
 
 def test_random_data_is_marked_in_report_and_metadata(folder):

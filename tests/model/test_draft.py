@@ -12,9 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lsuv_cli
 from independent import layer_variances, stored
+from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import load
+from lsuv_cli.outputs import Target
 
 rng = np.random.default_rng(11)
 X = rng.standard_normal((64, 32)).astype(np.float32)
@@ -31,6 +33,10 @@ def chain(layers: int = 3) -> onnx.ModelProto:
         model.graph.initializer.append(numpy_helper.from_array(array, f"w{k}"))
     model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((1, 32)).astype(np.float32), "table"))
     return model
+
+
+def target(path: Path) -> Target:
+    return outputs.check({"-o": path}, ())["-o"]
 
 
 def scattered(folder: Path, model: onnx.ModelProto) -> Path:
@@ -180,10 +186,10 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_run_holds_is_not(tm
     )
     assert dead.returncode == -9, dead.stderr
     assert len(list(tmp_path.glob(".lsuv-*"))) == 1
-    with Draft(load(chain(1)), tmp_path / "living.onnx") as living:
-        assert [living.scratch] == list(tmp_path.glob(".lsuv-*"))
+    with Draft(load(chain(1)), target(tmp_path / "living.onnx")):
+        (living,) = tmp_path.glob(".lsuv-*")
         lsuv_cli.initialize(chain(1), X, output=tmp_path / "o.onnx")
-        assert [living.scratch] == list(tmp_path.glob(".lsuv-*"))
+        assert [living] == list(tmp_path.glob(".lsuv-*"))
     assert [path.name for path in tmp_path.iterdir()] == ["o.onnx"]
 
 
@@ -193,8 +199,9 @@ from pathlib import Path
 import onnx
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
+from lsuv_cli.outputs import check
 model = onnx.helper.make_model(onnx.GraphProto(name="g"))
-with Draft(ModelFile(model, None, "m"), Path(sys.argv[1]) / "o.onnx"):
+with Draft(ModelFile(model, None, "m"), check({"-o": Path(sys.argv[1]) / "o.onnx"}, ())["-o"]):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

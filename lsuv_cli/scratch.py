@@ -1,0 +1,130 @@
+"""Scratch directories: where results grow before they get their names.
+
+1. A scratch directory lies beside the output and is called `.lsuv-` and 16 hexadecimal digits. It holds a file `lock`
+   with a text of ours (`MARK`), whose lock the living process holds.
+2. The next run in the same place removes what killed runs left: a directory of such a name whose lock nobody holds, and
+   whose `lock` has our text, or that holds nothing but an empty `lock`, or nothing at all. Anything else is not ours.
+3. Between making a directory and holding its lock another run may take it for a leftover. So its maker looks whether
+   the locked file is still in its place, and begins anew with another name if it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from lsuv_cli import temporary
+
+PREFIX = ".lsuv-"
+NAME = re.compile(r"\.lsuv-[0-9a-f]{16}")
+MARK = b"Scratch of a running lsuv. If none runs, the next one here removes it.\n"
+ATTEMPTS = 100
+
+
+class Scratch:
+    """A directory that is gone when its context ends. Leftovers of killed runs beside it go first."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock: IO[bytes] | None = None
+        self.path = directory
+
+    def __enter__(self) -> Scratch:
+        sweep(self._directory)
+        for _ in range(ATTEMPTS):
+            # Named before it is made, so that an interruption right between the two leaves nothing.
+            self.path = self._directory / f"{PREFIX}{secrets.token_hex(8)}"
+            temporary.announce(self.path)
+            try:
+                self.path.mkdir(mode=0o700)
+                self._lock = _claimed(self.path / "lock")
+            except BaseException:
+                self._remove()
+                raise
+            if self._lock is not None:
+                return self
+            self._remove()
+        raise OSError("other runs take every scratch directory away")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        temporary.withdraw(self.path)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what killed runs left in a directory."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_left(Path(entry.path))
+
+
+def _claimed(lock: Path) -> IO[bytes] | None:
+    """The lock of a new directory, held; None if another run took the directory for a leftover meanwhile."""
+    try:
+        file = lock.open("xb", buffering=0)
+    except FileNotFoundError:
+        return None
+    try:
+        held = _hold(file)
+    except OSError:  # a file system without locks, where nothing is ever swept either
+        held = True
+    if held and _is_there(lock, file):
+        file.write(MARK)
+        return file
+    file.close()
+    return None
+
+
+def _remove_if_left(path: Path) -> None:
+    lock = path / "lock"
+    try:
+        # A pipe or a link of that name is none of ours, and must not keep us waiting.
+        handle = os.open(lock, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        path.rmdir()  # refused unless it is empty
+        return
+    with os.fdopen(handle, "rb") as file:
+        if not _hold(file):
+            return
+        said = file.read(len(MARK) + 1)
+        if said not in (MARK, b"") or (not said and list(path.iterdir()) != [lock]):
+            return
+        if os.name == "nt":  # a file that a living run has open cannot be removed there, which serves as its lock
+            file.close()
+            lock.unlink()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _hold(file: IO[bytes]) -> bool:
+    """Hold a file's lock for as long as it is open; False if another process does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_there(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
