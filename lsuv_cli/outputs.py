@@ -107,9 +107,11 @@ def check(
                 f"the model, would not be found through it; give {data_beside} {model.place}"
             )
         written.append(model.with_suffix(DATA_SUFFIX))
+    for target in written:
+        _check_name(target)
     check_apart(written, inputs)
     for target in written:
-        check_new(target)
+        _check_new(target)
     return found
 
 
@@ -128,10 +130,8 @@ def check_apart(targets: Sequence[Target], inputs: Iterable[StrPath]) -> None:
                 raise OutputError(f"{options} are the same file ({target.given}); choose another for one of them")
 
 
-def check_new(target: Target) -> None:
-    """The target's name must be possible and free, or may be overwritten."""
-    if target.stream:
-        return
+def _check_name(target: Target) -> None:
+    """The target's name must be possible."""
     parent = target.place.parent
     with contextlib.suppress(AttributeError, OSError, ValueError):  # Windows; file systems that do not tell
         most, length = os.pathconf(parent, "PC_NAME_MAX"), len(os.fsencode(target.place.name))
@@ -140,6 +140,13 @@ def check_new(target: Target) -> None:
                 f"{target.option}: the file name {target.place.name[:20]}... has {length} bytes, at most {most} are "
                 f"possible in {parent}; choose a shorter one"
             )
+
+
+def _check_new(target: Target) -> None:
+    """The target's name must be free, or may be overwritten."""
+    if target.stream:
+        return
+    parent = target.place.parent
     if target.place.exists() and not target.force:
         raise OutputError(f"{target.given} exists; use `force=True` to overwrite it or choose another {target.option}")
     if not os.access(parent, os.W_OK):

@@ -187,7 +187,7 @@ def test_plain_values_become_what_settings_hold():
         ("limit", 0, "`limit` is 0; it must be above 0"),
         ("memory", "much", "`memory` 'much' is not a size such as 500M or 8G"),
         ("device", 0, "`device` 0 is not a string"),
-        ("size", 10**6, "`size` is 1000000; it must be above 0 and at most 100000"),
+        ("size", 10**6, "`size` is 1000000; it must be above 0 and at most 8192"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: object, complaint: str):
@@ -277,7 +277,7 @@ def test_measure_and_check_judge_alike(folder):
         ({"batch_size": 3}, "--batch-size 3", "leave out `batch_size=3`", "leave out --batch-size 3"),
         ({"exclude": "q*"}, "--exclude q*", "`exclude` 'q*' matches no layer", "--exclude 'q*' matches no layer"),
         ({"device": "tpu"}, "--device tpu", "`device` 'tpu' is not", "--device 'tpu' is not"),
-        ({"output": "calib.npy"}, "-o calib.npy", "use `force=True` to", "use --force to"),
+        ({"output": "calib.npy"}, "-o calib.npy", "another `output`", "another --output"),
         ({"weights": "w.pt"}, "--weights w.pt", "`weights` w.pt must", "--weights w.pt must"),
     ],
 )

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import typer
-
 from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
@@ -174,6 +172,8 @@ def errors(
     """
 
     interruption.begin(so_far, publication_is_all=publication_is_all)
+    import typer
+
     try:
         yield
     except KeyboardInterrupt:

@@ -101,7 +101,9 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
         if size > VERIFY_BYTES:
             runtime.open_without_weights(file.proto)
             return {}, []
-        model = str(file.path) if file.path is not None else file.proto.SerializeToString()
+        model: str | bytes = str(file.path)
+        if file.path is None or not _is_utf8(str(file.path)):
+            model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
         return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
@@ -305,6 +307,14 @@ class _Measuring:
         _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
         gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
         return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name of other bytes
+        return False
+    return True
 
 
 def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
