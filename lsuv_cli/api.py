@@ -15,6 +15,7 @@ import onnx
 
 from lsuv_cli.data.batches import Data
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.home import checkpoints
 from lsuv_cli.home import names as carry
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.pipeline import Initialized, Job, Listener
@@ -35,6 +36,7 @@ def initialize(
     *,
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
@@ -44,11 +46,13 @@ def initialize(
 
     `model` is a path, the bytes of a file or a ModelProto (which is not changed). `data` is an array, a dict of
     arrays, an iterable of batches, or a list of file names as `--data` takes them. With `output` the result is
-    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. The other
-    arguments are the fields of `Settings`.
+    written there; with `weights` the initialized tensors go to a .safetensors or .npz file of their own. `like` is the
+    network's checkpoint as it was exported, a file or a mapping of names to arrays: then the weights file, and the
+    result's `weights`, are that whole checkpoint with the initialized values. The other arguments are the fields of
+    `Settings`.
     """
     with _opened(model) as file:
-        job = Job(file, Settings.of(settings), data, listen)
+        job = Job(file, Settings.of(settings), data, listen, checkpoints.read(like) if like is not None else None)
         carried = carry.check(weights, force) if weights is not None else None
         return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
 

@@ -21,7 +21,9 @@ from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.files import available_memory
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.home import carrying, checkpoints, matching
 from lsuv_cli.home import names as carry
+from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.model import batch_norm as norms
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
@@ -51,10 +53,14 @@ FRONTIER_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Initialized:
-    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report."""
+    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
+
+    With `like`, `weights` is that checkpoint with the initialized values.
+    """
 
     model: onnx.ModelProto | None
     report: Report
+    weights: dict[str, Array] | None = None
 
 
 @dataclass
@@ -65,6 +71,7 @@ class Job:
     settings: Settings
     data: Data | Sequence[str] | None
     listen: Listener
+    like: Checkpoint | None = None  # the network's own, as it was exported
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -78,7 +85,8 @@ class Job:
         with Draft(self.file, None if dry_run else output, force=force) as draft:
             data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
             given = self._measured("before", self.file, data, device) if chosen.before and data else {}
-            called = self._names() if carried is not None else {}
+            called = self._names() if carried is not None and self.like is None else {}
+            matched = self._matching() if self.like is not None else None  # before the model is edited
             prepared = preparation.prepare(draft, chosen)
             self.warnings += prepared.warnings
             graph, read = prepared.graph, draft.reader(prepared.graph.tensors)
@@ -98,8 +106,11 @@ class Job:
                     written = draft.finish(self._metadata(data))
                     verified = self._measured("verifying", written, data, device) if data else {}
             entries = outcome.of_initialization(prepared, plan, turns, verified, given, chosen, read, dry_run)
+            home, account = carrying.carry(matched, graph, read) if matched and not dry_run else (None, None)
             if not dry_run:
-                if carried is not None:
+                if carried is not None and home is not None and self.like is not None:
+                    checkpoints.write(carried, home, self.like.metadata)
+                elif carried is not None:
                     carry.write(carry.collect(prepared, called, read), carried)
                 draft.publish()
             report = self._report(
@@ -111,9 +122,10 @@ class Job:
                 stages=len(plan.stages),
                 trials=trials,
                 memory=expected,
+                carried=account,
             )
             external = draft.scratch is not None and self.file.has_external_data
-            return Initialized(None if external else self.file.proto, report)
+            return Initialized(None if external else self.file.proto, report, home)
 
     def look(self, command: str) -> Report:
         """Only look: at the layers, and with data at what they put out."""
@@ -135,6 +147,13 @@ class Job:
         """What the layers' tensors were called when the model was exported; merged ones may be separated later."""
         graph = graphs.build(self.file.proto)
         return carry.names(graph, layers.find(graph, self._reader(graph)))
+
+    def _matching(self) -> matching.Matching:
+        """Where the model's numbers are in the network's checkpoint."""
+        assert self.like is not None
+        graph = graphs.build(self.file.proto)
+        read = self._reader(graph)
+        return matching.match(graph, layers.find(graph, read), read, self.like)
 
     def _reader(self, graph: Graph) -> Callable[[str], Array]:
         return lambda name: self.file.array(graph.tensors[name])

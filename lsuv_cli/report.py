@@ -57,6 +57,23 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class NotCarried:
+    """A tensor of the model whose new values are not in the weights file."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How many of the tensors that changed are in the weights file."""
+
+    tensors: int
+    total: int
+    left: tuple[NotCarried, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """The whole of one run."""
 
@@ -73,12 +90,13 @@ class Report:
     stages: int = 0
     trials: int = 0
     memory: dict[str, int | None] = field(default_factory=dict)  # bytes expected; null where not known
+    carried: Carried | None = None  # where the tensors go to a weights file
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> ExitCode:
-        fine = all(layer.status in FINE for layer in self.layers)
+        fine = all(layer.status in FINE for layer in self.layers) and not (self.carried and self.carried.left)
         return ExitCode.DONE if fine else ExitCode.OUTSIDE_TOLERANCE
 
     def to_json(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def init(
     output: o.Output = None,
     output_dir: o.OutputDir = None,
     weights: o.Weights = None,
+    like: o.Like = None,
     force: o.Force = False,
     dry_run: o.DryRun = False,
     pre_init: o.PreInitKind = PreInit.ORTHONORMAL,
@@ -107,6 +108,8 @@ def init(
         }
         if json and output == "-":
             raise LsuvError("--json and -o - both want standard output; write the model to a file")
+        if like is not None and weights is None:
+            raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
         _for_one_model(models, {"-o": output, "--weights": weights, "--plot": plot})
         targets = _targets(models, output, output_dir, dry_run)
         picture = _plot(plot)
@@ -129,6 +132,7 @@ def init(
                     list(data) if data else None,
                     output=None if target == "-" else target,
                     weights=weights,
+                    like=like,
                     force=force,
                     dry_run=dry_run,
                     listen=listen,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
-from lsuv_cli.report import FINE, LayerReport, Report, Status
+from lsuv_cli.report import FINE, Carried, LayerReport, Report, Status
 from lsuv_cli.scaling.memory_needs import amount
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
@@ -24,6 +24,7 @@ PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "externa
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
+NAMED = 3  # tensors that the summary names
 
 Layers = Sequence[LayerReport]
 
@@ -46,6 +47,9 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
     console.print(summary(report))
+    if report.carried is not None:
+        left = report.carried.left
+        console.print(Text(carried(report.carried), style="bold red" if left else ""), soft_wrap=True)
     if report.output:
         console.print(f"wrote {report.output}", soft_wrap=True, markup=False)
 
@@ -139,6 +143,16 @@ def summary(report: Report) -> Text:
         )
         text.append(f"\nmemory expected: {expected}", style="not bold")
     return text
+
+
+def carried(account: Carried) -> str:
+    """Which of the changed tensors are in the weights file."""
+    text = f"carried {account.tensors} of {_plural(account.total, 'tensor')}"
+    if not account.left:
+        return text
+    named = ", ".join(f"{item.name} ({item.reason})" for item in account.left[:NAMED])
+    more = f" and {len(account.left) - NAMED} more" if len(account.left) > NAMED else ""
+    return f"{text}; {len(account.left)} could not be carried: {named}{more}"
 
 
 def _facts(report: Report) -> str:

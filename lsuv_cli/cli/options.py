@@ -78,6 +78,10 @@ Weights = Annotated[
     str | None,
     _option(metavar="FILE", help="Write the initialized tensors to a file of their own too: .safetensors or .npz."),
 ]
+Like = Annotated[
+    str | None,
+    _option(metavar="FILE", help="The network's checkpoint as exported: --weights is then that checkpoint, changed."),
+]
 
 PreInitKind = Annotated[
     PreInit, _option(group=HOW, metavar="KIND", help=f"The weights before scaling: {', '.join(PreInit)}.")
