@@ -15,8 +15,7 @@ import onnx
 
 from lsuv_cli.data.batches import Data
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.home import checkpoints
-from lsuv_cli.home import names as carry
+from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.pipeline import Initialized, Job, Listener
 from lsuv_cli.report import Report
@@ -53,7 +52,7 @@ def initialize(
     """
     with _opened(model) as file:
         job = Job(file, Settings.of(settings), data, listen, checkpoints.read(like) if like is not None else None)
-        carried = carry.check(weights, force) if weights is not None else None
+        carried = named.check(weights, force) if weights is not None else None
         return job.initialize(Path(output) if output is not None else None, carried, force, dry_run)
 
 

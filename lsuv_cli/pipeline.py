@@ -21,8 +21,7 @@ from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.files import available_memory
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.home import carrying, checkpoints, matching
-from lsuv_cli.home import names as carry
+from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.model import batch_norm as norms
 from lsuv_cli.model import graph as graphs
@@ -85,7 +84,7 @@ class Job:
         with Draft(self.file, None if dry_run else output, force=force) as draft:
             data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
             given = self._measured("before", self.file, data, device) if chosen.before and data else {}
-            called = self._names() if carried is not None and self.like is None else {}
+            homes = self._homes() if carried is not None and self.like is None else None
             matched = self._matching() if self.like is not None else None  # before the model is edited
             prepared = preparation.prepare(draft, chosen)
             self.warnings += prepared.warnings
@@ -110,8 +109,10 @@ class Job:
             if not dry_run:
                 if carried is not None and home is not None and self.like is not None:
                     checkpoints.write(carried, home, self.like.metadata)
-                elif carried is not None:
-                    carry.write(carry.collect(prepared, called, read), carried)
+                elif carried is not None and homes is not None:
+                    tensors, account = named.collect(prepared, homes, read, self._writes_recurrent)
+                    self.warnings += named.assumed(prepared, homes)
+                    named.write(tensors, carried)
                 draft.publish()
             report = self._report(
                 "init",
@@ -143,10 +144,15 @@ class Job:
         entries = outcome.of_measurement(every, chosen, plan, verified, judged, read)
         return self._report(command, entries, data, device, stages=len(plan.stages))
 
-    def _names(self) -> dict[str, carry.Names]:
-        """What the layers' tensors were called when the model was exported; merged ones may be separated later."""
+    @property
+    def _writes_recurrent(self) -> bool:
+        return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
+
+    def _homes(self) -> names.Homes:
+        """What the module calls the model's tensors, told by the file as it was exported."""
         graph = graphs.build(self.file.proto)
-        return carry.names(graph, layers.find(graph, self._reader(graph)))
+        read = self._reader(graph)
+        return names.find(self.file.proto, graph, layers.find(graph, read), read)
 
     def _matching(self) -> matching.Matching:
         """Where the model's numbers are in the network's checkpoint."""

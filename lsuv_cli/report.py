@@ -39,6 +39,7 @@ class LayerReport:
     name: str
     op: str
     status: Status
+    module: str = ""  # the PyTorch module that it was exported from
     stage: int | None = None
     weight: str = ""
     shape: tuple[int, ...] = ()
