@@ -159,7 +159,9 @@ class Job:
         assert self.like is not None
         graph = graphs.build(self.file.proto)
         read = self._reader(graph)
-        return matching.match(graph, layers.find(graph, read), read, self.like)
+        found = matching.match(graph, layers.find(graph, read), read, self.like)
+        self.warnings += found.warnings
+        return found
 
     def _reader(self, graph: Graph) -> Callable[[str], Array]:
         return lambda name: self.file.array(graph.tensors[name])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.home import fingerprints
 from lsuv_cli.home.matching import Matching, Origin, Parts, Place, Read, Use, keys_of
-from lsuv_cli.home.parametrizations import Multiple, precision
+from lsuv_cli.home.parametrizations import Multiple, Shifted, precision
 from lsuv_cli.home.values import Region
 from lsuv_cli.model import constants
 from lsuv_cli.model.graph import Graph
@@ -40,6 +40,7 @@ class _Carrier:
         self.names = {use.place: _name(graph, use.place) for use in matching.uses}
         self.digests = {name: fingerprints.digest(self.value(name)) for name in dict.fromkeys(self.names.values())}
         self.changed = [use for use in matching.uses if self.digest(use) != matching.digests[use.name]]
+        self.places = {use.place for use in self.changed}
         self.origins = dict(matching.origins)
         self.failed: dict[Place, str] = {}
 
@@ -58,9 +59,10 @@ class _Carrier:
         self.settle_equal()
         for use in self.changed:
             self.write(use)
+        self.verify()
         self.leave_half_folded()
         self.verify()
-        self.write_unread()
+        self.settle_unread()
         same = self.matching.checkpoint.same
         tensors = {key: self.tensor(same.get(key, key)) for key in self.before}
         return tensors, self.summary()
@@ -92,7 +94,7 @@ class _Carrier:
             if not isinstance(origin, Parts) or not origin.ambiguous:
                 continue
             others = (other for region in _regions(origin) for other in rivals[region])
-            if any(self.digest(other) != self.digest(use) for other in others):
+            if origin.others or any(self.digest(other) != self.digest(use) for other in others):
                 unclear[use.name] = origin.keys
         if unclear:
             listed = "; ".join(f"{name} may be {' or '.join(keys)}" for name, keys in unclear.items())
@@ -101,14 +103,24 @@ class _Carrier:
                 "give them different values before the export"
             )
 
-    def write_unread(self) -> None:
-        """An equal tensor that no node reads by its own name was merged with those that are read."""
+    def settle_unread(self) -> None:
+        """An equal tensor that no node reads by its own module was merged with those that are read, or is not used.
+
+        Copies of random numbers get the same new ones in both cases. Zeros may be equal by chance.
+        """
         claimed = {key for use in self.matching.uses for key in keys_of(self.origins.get(use.place))}
-        for keys in self.matching.equal:
-            read = [key for key in keys if key in claimed]
+        for copies in self.matching.copies:
+            read = [key for key in copies.keys if key in claimed]
+            unread = [key for key in copies.keys if key not in claimed]
             first = self.after.get(read[0]) if read else None
-            if first is not None and all(np.array_equal(self.tensor(key), first) for key in read):
-                self.after |= {key: first for key in keys if key not in claimed}
+            if first is None or not unread:
+                continue
+            if copies.plain:
+                for use in (use for use in self.changed if set(read) & set(keys_of(self.origins.get(use.place)))):
+                    self.failed[use.place] = f"{unread[0]} has the same values, all equal, and may be merged with it"
+                self.revert(read)
+            elif all(np.array_equal(self.tensor(key), first) for key in read):
+                self.after |= dict.fromkeys(unread, first)
 
     def leave_half_folded(self) -> None:
         """A weight that was multiplied by its BatchNorm goes home only together with its bias."""
@@ -126,30 +138,36 @@ class _Carrier:
             self.after.pop(key, None)
 
     def verify(self) -> None:
-        """Read every use back; a tensor that does not serve all its uses stays as it was (rule 3)."""
-        uses = [use for use in self.matching.uses if use.place in self.origins]
-        while True:
-            wrong = [use for use in uses if use.place not in self.failed and self.after.keys() & self.keys(use)]
-            wrong = [use for use in wrong if not self.serves(use)]
-            if not wrong:
-                return
-            keys = {key for use in wrong for key in self.keys(use)}
+        """Read every use back; a tensor that does not serve all its uses stays as it was (rule 2)."""
+        uses = [use for use in self.matching.uses if use.place in self.origins and use.place not in self.failed]
+        doomed = {key for use in uses if not self.serves(use) for key in self.keys(use)}
+        count = 0
+        while len(doomed) > count:  # a use goes home whole or not at all, and so do those that share a tensor with it
+            count = len(doomed)
             for use in self.changed:
-                if use.place in self.origins and use.place not in self.failed and keys & self.keys(use):
+                if use.place in self.origins and use.place not in self.failed and doomed & self.keys(use):
                     self.failed[use.place] = self.conflict(use, uses)
-            self.revert(keys)
+                    doomed |= self.keys(use)
+        self.revert(doomed)
 
     def keys(self, use: Use) -> set[str]:
         """The keys of the tensors that a use reads."""
         return set(self.origins[use.place].keys)
 
     def serves(self, use: Use) -> bool:
-        value = np.asarray(self.value(self.names[use.place]), np.float64)
+        """Whether the new checkpoint has the numbers that a use has in the edited model."""
         origin = self.origins[use.place]
+        if not self.after.keys() & set(origin.keys):
+            return use.place not in self.places
+        if isinstance(origin, Parts) and origin.ambiguous and use.place not in self.places:
+            return not self.after.keys() >= set(origin.keys)  # it may be one that stayed as it was
+        given = self.value(self.names[use.place])
+        value = np.asarray(given, np.float64)
         found = np.asarray(origin.read(self.tensor), np.float64).reshape(value.shape)
-        kinds = [self.before[key].dtype for key in origin.keys] + [self.value(self.names[use.place]).dtype]
-        tolerance = max(4 * precision(kind) for kind in kinds)
-        return bool(np.all(np.abs(found - value) <= tolerance * max(float(np.abs(value).max()), 1e-30)))
+        tolerance = max(4 * precision(kind) for kind in [given.dtype, *(self.before[key].dtype for key in origin.keys)])
+        # The sum of a shift and its opposite is as inexact as the two are large.
+        size = max(np.abs(value).max(), np.abs(origin.offset).max() if isinstance(origin, Shifted) else 0.0, 1e-30)
+        return bool(np.all(np.abs(found - value) <= tolerance * size))
 
     def conflict(self, use: Use, uses: list[Use]) -> str:
         key = next(iter(self.origins[use.place].keys))

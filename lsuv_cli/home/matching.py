@@ -23,7 +23,7 @@ from lsuv_cli.home import fingerprints, scopes
 from lsuv_cli.home import parametrizations as computed
 from lsuv_cli.home.checkpoints import Checkpoint, is_float
 from lsuv_cli.home.parametrizations import Multiple, Normalized, Shifted
-from lsuv_cli.home.values import Finder, Piece, Tensors
+from lsuv_cli.home.values import Copies, Finder, Piece, Tensors
 from lsuv_cli.model import batch_norm, constants
 from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import Found, Layer
@@ -59,14 +59,15 @@ class Parts:
 
     pieces: tuple[Piece, ...]
     shape: tuple[int, ...]
+    others: tuple[str, ...] = ()  # tensors of the same numbers in another shape or type
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(key for piece in self.pieces for key in piece.keys)
+        return (*(key for piece in self.pieces for key in piece.keys), *self.others)
 
     @property
     def ambiguous(self) -> bool:
-        return any(len(piece.keys) > 1 for piece in self.pieces)
+        return bool(self.others) or any(len(piece.keys) > 1 for piece in self.pieces)
 
     def read(self, tensors: Tensors) -> Array:
         if len(self.pieces) == 1:
@@ -99,7 +100,17 @@ class Matching:
     digests: Mapping[str, bytes]  # of the constants as exported
     origins: Mapping[Place, Origin]
     reasons: Mapping[Place, str]  # why a use has no origin
-    equal: tuple[tuple[str, ...], ...]  # keys of tensors with the same numbers, where these are not all one number
+    copies: tuple[Copies, ...]  # equal tensors of two axes or more
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """What holds at home in another way than in the model."""
+        folded = [x for x in self.origins.values() if isinstance(x, Multiple) and np.any(np.abs(x.factors - 1) > 5e-3)]
+        if folded:
+            yield (
+                f"{len(folded)} weight{'s have their' if len(folded) > 1 else ' has its'} BatchNorm folded in: at home "
+                f"variance 1 holds behind the BatchNorm; {UNFOLDED}"
+            )
 
 
 def match(graph: Graph, found: Found, read: Read, checkpoint: Checkpoint) -> Matching:
@@ -131,9 +142,11 @@ class _Matcher:
         uses = [use for use in self.uses if use.name in digests]
         self.complain_if_strange(uses)
         tied = self.tie_tables()
-        equal = tuple(c.keys for c in self.finder.copies if len(c.keys) > 1 and not c.plain and c.keys[0] not in tied)
+        copies = tuple(
+            c for c in self.finder.copies if len(c.keys) > 1 < len(c.shape) and not tied.keys() & set(c.keys)
+        )
         checkpoint = replace(self.checkpoint, same={**self.checkpoint.same, **tied})
-        return Matching(checkpoint, tuple(uses), digests, self.origins, self.reasons, equal)
+        return Matching(checkpoint, tuple(uses), digests, self.origins, self.reasons, copies)
 
     def constant(self, value: Array, uses: list[Use]) -> None:
         """The origin of one constant, for each of its uses."""
@@ -153,12 +166,16 @@ class _Matcher:
 
     def exact(self, use: Use, value: Array, found: list[tuple[Piece, ...]]) -> None:
         """Choose among equal tensors by the use's module, then by the constant's own name."""
+        if isinstance(self.origins.get(use.place), Shifted):
+            return
+        others: tuple[str, ...] = ()
         if len(found[0]) > 1:  # a join
             pieces = tuple(replace(p, keys=self.told(use, p.keys)) for p in found[0])
         else:
             keys = self.told(use, [key for (piece,) in found for key in piece.keys])
             (first,) = next(pieces for pieces in found if keys[0] in pieces[0].keys)
             pieces = (replace(first, keys=tuple(key for key in keys if key in first.keys)),)
+            others = tuple(key for key in keys if key not in first.keys)
         for piece in pieces:
             if use.layer is not None and (
                 key := next((k for k in piece.keys if _parametrized(self.checkpoint, k)), "")
@@ -167,7 +184,7 @@ class _Matcher:
                 return
             if len(piece.layouts) == 1 and not piece.plain:
                 self.layouts[use.manner].add(piece.layouts[0].permutation)
-        self.origins[use.place] = Parts(pieces, value.shape)
+        self.origins[use.place] = Parts(pieces, value.shape, others)
 
     def told(self, use: Use, keys: Iterable[str]) -> tuple[str, ...]:
         best = scopes.best(use.scope, list(keys))
@@ -190,9 +207,13 @@ class _Matcher:
         if len(best) != 1:
             return
         multiple = next(item for item in multiples if item.key == best[0])
+        if not np.all(multiple.factors):
+            self.reasons[use.place] = f"a BatchNorm that multiplies by 0 is folded into it; {UNFOLDED}"
+            return
         norms = computed.norms(self.checkpoint, multiple.factors, value.dtype)
         if not norms:
-            self.reasons[use.place] = f"it is a multiple of {multiple.key} in each channel, and nothing tells why"
+            what = f"it is {multiple.key} multiplied channel by channel"
+            self.reasons[use.place] = f"{what}, and no BatchNorm of the checkpoint explains the factors"
             return
         self.origins[use.place] = multiple
         self.fold(use.layer, multiple, norms)
@@ -203,9 +224,9 @@ class _Matcher:
         bias = constants.evaluate(self.graph, self.read, use.name) if use is not None else None
         if use is None or bias is None or not np.any(bias) or bias.size != multiple.factors.size:
             return
-        found = [item for norm in norms for item in computed.shifted(self.checkpoint, norm, multiple.factors, bias)]
-        if len({item.beta for item in found}) == 1:
-            self.origins[use.place] = found[0]
+        found = computed.shifted(self.checkpoint, norms, multiple.factors, bias)
+        if found is not None:
+            self.origins[use.place] = found
             self.reasons.pop(use.place, None)
         elif not isinstance(self.origins.get(use.place), Parts):
             self.reasons[use.place] = f"a BatchNorm is folded into it; {UNFOLDED}"

@@ -3,9 +3,9 @@
 Weight normalization: w = g·v/|v|. A new w goes home as v = w, g = |w|.
 
 A folded BatchNorm: w' = f·w and b' = beta + f·(b - mean), with f = gamma / sqrt(var + eps) for each output channel. A
-new w' goes home as w = w'/f, a new b' as beta + (b' - old b'): with the rest of the BatchNorm as it was, the network
-computes what the file computes. Which eps the network has is not in the checkpoint: it is the number that makes f
-right for all channels.
+new w' goes home as w = w'/f; a new b' as b + (b' - old b')/f, or without a b as beta + (b' - old b'). With the rest of
+the BatchNorm as it was, the network computes what the file computes. Its eps is not in the checkpoint: it is the one
+number that makes f right for all channels.
 """
 
 from __future__ import annotations
@@ -112,22 +112,25 @@ class Multiple:
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """A bias that is beta + a constant, once its BatchNorm was folded into it."""
+    """A bias that is f·t + an offset: t is the layer's own bias or, with f = 1, beta of the folded BatchNorm."""
 
-    beta: str
+    key: str
+    factors: Array
     offset: Array
     shape: tuple[int, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.beta,)
+        return (self.key,)
 
     def read(self, tensors: Tensors) -> Array:
-        found: Array = (np.asarray(tensors(self.beta), np.float64) + self.offset).reshape(self.shape)
+        plain = np.ravel(np.asarray(tensors(self.key), np.float64))
+        found: Array = (plain * self.factors + self.offset).reshape(self.shape)
         return found
 
     def write(self, value: Array, tensors: Tensors) -> dict[str, Array]:
-        return {self.beta: np.asarray(value, np.float64).reshape(-1) - self.offset}
+        plain = (np.ravel(np.asarray(value, np.float64)) - self.offset) / self.factors
+        return {self.key: plain.reshape(tensors(self.key).shape)}
 
 
 def multiples(checkpoint: Checkpoint, keys: Sequence[str], value: Array, form: MatrixForm) -> list[Multiple]:
@@ -187,26 +190,38 @@ def norms(checkpoint: Checkpoint, factors: Array, dtype: np.dtype[Any]) -> list[
     return found
 
 
-def shifted(checkpoint: Checkpoint, norm: Norm, factors: Array, bias: Array) -> list[Shifted]:
-    """The beta of a BatchNorm with bias = beta + f·(b - mean), where the layer's own b may be absent."""
+def shifted(checkpoint: Checkpoint, norms: Sequence[Norm], factors: Array, bias: Array) -> Shifted | None:
+    """How a bias is beta + f·(b - mean) of one of the BatchNorms, where the layer's own b may be absent.
+
+    None if more than one tensor could take a new value.
+    """
     f, wanted = np.ravel(factors), np.ravel(np.asarray(bias, np.float64))
+    own: dict[str, Shifted] = {}
+    betas: dict[str, Shifted] = {}
+    for norm in norms:
+        arrays = _near(checkpoint, norm, f.size)
+        for beta, mean in itertools.permutations(arrays, 2):
+            for b in ("", *(key for key in arrays if key not in (beta, mean) and np.any(arrays[key]))):
+                shift = f * ((arrays[b] if b else 0.0) - arrays[mean])
+                size = np.max(np.abs(arrays[beta]) + np.abs(shift))
+                if np.any(np.abs(arrays[beta] + shift - wanted) > 8 * precision(bias.dtype) * size):
+                    continue
+                betas[beta] = Shifted(beta, np.ones(f.size), wanted - arrays[beta], bias.shape)
+                if b:
+                    own[b] = Shifted(b, f, wanted - f * arrays[b], bias.shape)
+    return next((next(iter(found.values())) for found in (own, betas) if len(found) == 1), None)
+
+
+def _near(checkpoint: Checkpoint, norm: Norm, size: int) -> dict[str, Array]:
+    """Tensors for each channel that may be of the same module as a BatchNorm's variance, or of the layer before it."""
     place = {key: k for k, key in enumerate(checkpoint.tensors)}
-    near = [
-        key
+    return {
+        key: np.ravel(np.asarray(checkpoint.tensors[key], np.float64))
         for key in checkpoint.floats
-        if checkpoint.tensors[key].size == f.size
+        if checkpoint.tensors[key].size == size
         and key not in (norm.gamma, norm.var)
         and (_siblings(norm.var, key) or abs(place[norm.var] - place[key]) < NEAR)
-    ]
-    arrays = {key: np.ravel(np.asarray(checkpoint.tensors[key], np.float64)) for key in near}
-    found = []
-    for beta, mean in itertools.permutations(near, 2):
-        for own in ("", *(key for key in near if key not in (beta, mean))):
-            shift = f * ((arrays[own] if own else 0.0) - arrays[mean])
-            size = np.abs(arrays[beta]) + np.abs(shift) + 1e-30
-            if np.all(np.abs(arrays[beta] + shift - wanted) <= 8 * precision(bias.dtype) * size.max()):
-                found.append(Shifted(beta, wanted - arrays[beta], bias.shape))
-    return found
+    }
 
 
 def _siblings(one: str, other: str) -> bool:
