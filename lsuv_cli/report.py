@@ -51,6 +51,7 @@ class LayerReport:
     variance_at_turn: float | None = None  # with the pre-initialized weight and all layers before it scaled
     scale: float | None = None
     variance: float | None = None  # in the written file
+    variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None
     dead: float | None = None  # share of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
