@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from lsuv_cli.model import layers
-from lsuv_cli.model.layers import Found, Layer, Recurrent, Skipped
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import LayerReport, Status
-from lsuv_cli.scaling.algorithm import Turn, pooled
-from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.algorithm import Turn
+from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.weights import mean_and_square
 from lsuv_cli.settings import Settings
@@ -22,87 +23,98 @@ from lsuv_cli.settings import Settings
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was found out about the layers, by their outputs."""
+
+    plan: Plan
+    verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the model looked at
+    given: Mapping[str, Moments] = field(default_factory=dict)  # in the model as given, if asked for
+    turns: Mapping[str, Turn] = field(default_factory=dict)
+    pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
+
+
 def judge(moments: Moments | None, settings: Settings) -> Status:
     """Whether a layer's output has the variance it should have."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
-    if moments.variance == 0.0:
+    if moments.variance == 0.0 or moments.noise:
         return Status.DEAD
     off = abs(moments.variance / settings.target_variance - 1)
-    return Status.OK if off <= settings.tol else Status.OUTSIDE
+    return Status.OK if off <= settings.tol and moments.disputed is None else Status.OUTSIDE
 
 
 def of_measurement(
-    every: Found, chosen: Found, plan: Plan, verified: Mapping[str, Moments], settings: Settings | None, read: Reader
+    graph: Graph, every: LayerSet, chosen: LayerSet, findings: Findings, settings: Settings | None
 ) -> list[LayerReport]:
     """The entries of a model as it stands, judged by the settings, or not at all."""
     wanted = {layer.output for layer in chosen.layers}
     users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
-        status = judge(verified.get(layer.output), settings) if settings else Status.PLANNED
+        status = judge(findings.verified.get(layer.output), settings) if settings else Status.PLANNED
         if layer.output not in wanted:
             status = Status.EXCLUDED
-        entry = _entry(layer, status, plan, verified, read)
+        entry = _entry(graph, layer, status, findings)
         entries.append((layer.node, replace(entry, shared=len(users[layer.weight.base]) > 1)))
     return _in_order(entries, every, Status.PLANNED)
 
 
-def of_initialization(
-    prepared: Prepared,
-    plan: Plan,
-    turns: Mapping[str, Turn],
-    verified: Mapping[str, Moments],
-    given: Mapping[str, Moments],
-    settings: Settings,
-    read: Reader,
-    dry_run: bool,
-) -> list[LayerReport]:
+def of_initialization(prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool) -> list[LayerReport]:
     """The entries of an initialized model, or of the plan to initialize it."""
-    found = prepared.found
-    wanted = {layer.output for layer in found.layers}
-    reasons = {item.node: item for item in found.skipped}
-    users = layers.by_tensor(found.layers)
+    wanted = {layer.output for layer in prepared.layers.layers}
+    reasons = {item.node: item for item in prepared.layers.skipped}
+    users = layers.by_tensor(prepared.layers.layers)
     entries = []
     for layer in prepared.every.layers:
-        turn = turns.get(layer.output)
+        turn = findings.turns.get(layer.output)
+        before = findings.given.get(layer.output)
         notes = [*layer.notes, *prepared.notes.get(layer.output, ())]
-        tied = len(users.get(layer.weight.base, ())) > 1
         if layer.output not in wanted:
             left = reasons[layer.node]
             status = Status.EXCLUDED if left.excluded else Status.SKIPPED
             notes = [left.reason]
-        elif not turns:
-            status = Status.PLANNED if dry_run else Status.PRE_INITIALIZED
-        elif turn is not None and turn.status is not Status.OK:
-            status = turn.status
         else:
-            status = judge(verified.get(layer.output), settings)
-            if turn is None:
+            status = _status(layer, users[layer.weight.base], findings, settings, dry_run)
+            if findings.turns and turn is None:
                 notes.append("scaled at the first use of its weight")
-            together = [verified[x.output] for x in users[layer.weight.base] if x.output in turns]
-            if tied and status is Status.OUTSIDE and judge(pooled(together), settings) is Status.OK:
-                status = Status.TIED
-        if layer.output in prepared.keeps_bias and layer.output in wanted:
-            notes.append("bias kept")
-        before = given.get(layer.output)
+            if layer.keeps_bias:
+                notes.append("bias kept")
+        entry = _entry(prepared.graph, layer, status, findings)
         entry = replace(
-            _entry(layer, status, plan, verified, read),
+            entry,
             variance_given=before.variance if before else None,
             variance_at_turn=turn.variance if turn else None,
             scale=turn.scale if turn else None,
-            shared=tied,
-            notes=tuple(dict.fromkeys(notes)),
+            shared=len(users.get(layer.weight.base, ())) > 1,
+            notes=tuple(dict.fromkeys([*notes, *entry.notes])),
         )
         entries.append((layer.node, entry))
     recurrent = Status.PRE_INITIALIZED if settings.recurrent else Status.SKIPPED
-    return _in_order(entries, replace(found, layers=prepared.every.layers), recurrent)
+    return _in_order(entries, replace(prepared.layers, layers=prepared.every.layers), recurrent)
 
 
-Reader = Callable[[str], Array]
+def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:
+    """How an initialized layer ended."""
+    turns, verified = findings.turns, findings.verified
+    turn = turns.get(layer.output)
+    if not turns:
+        return Status.PLANNED if dry_run else Status.PRE_INITIALIZED
+    if turn is not None and turn.status is not Status.OK:
+        return turn.status
+    status = judge(verified.get(layer.output), settings)
+    if layer.weight.base in findings.pooled:
+        deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
+        tied = {Status.OUTSIDE, Status.DEAD}
+    else:
+        deciding = [verified[x.output] for x in users if x.output in turns and turns[x.output].status is Status.OK]
+        tied = {Status.OUTSIDE}
+    if len(users) > 1 and status in tied and deciding and judge(pooled(deciding), settings) is Status.OK:
+        return Status.TIED
+    return status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], found: Found, recurrent: Status) -> list[LayerReport]:
+def _in_order(entries: list[tuple[int, LayerReport]], found: LayerSet, recurrent: Status) -> list[LayerReport]:
     """Layers, skipped nodes and recurrent ones in the order of execution."""
     known = {layer.node for layer in found.layers} | {item.node for item in found.recurrent}
     entries = [
@@ -113,14 +125,22 @@ def _in_order(entries: list[tuple[int, LayerReport]], found: Found, recurrent: S
     return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
 
 
-def _entry(layer: Layer, status: Status, plan: Plan, verified: Mapping[str, Moments], read: Reader) -> LayerReport:
-    moments = verified.get(layer.output)
+def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:
+    moments = findings.verified.get(layer.output)
+    notes = list(layer.notes)
+    if moments is not None and moments.noise:
+        notes.append("its output is nothing but rounding errors")
+    elif moments is not None and moments.disputed is not None:
+        notes.append(
+            f"without onnxruntime's optimizers its variance on the first samples is {moments.disputed:.4g}, and with "
+            "them another"
+        )
     return LayerReport(
         name=layer.name,
         module=layer.module,
         op=layer.op,
         status=status,
-        stage=plan.stage_of.get(layer.output),
+        stage=findings.plan.stage_of.get(layer.output),
         weight=layer.weight.base,
         shape=layer.weight.shape,
         groups=layer.groups,
@@ -129,8 +149,8 @@ def _entry(layer: Layer, status: Status, plan: Plan, verified: Mapping[str, Mome
         variance=moments.variance if moments else None,
         mean=moments.mean if moments else None,
         dead=moments.dead if moments else None,
-        weight_std=_deviation(read(layer.weight.base)) if layer.weight.place != "folded" else None,
-        notes=layer.notes,
+        weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
+        notes=tuple(notes),
     )
 
 

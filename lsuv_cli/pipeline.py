@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,39 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import layer_reports as outcome
-from lsuv_cli.data import batches as calibration
-from lsuv_cli.data import random_data as madeup
+from lsuv_cli import layer_reports
+from lsuv_cli.data import batches, random_data
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
-from lsuv_cli.data.files import available_memory
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
-from lsuv_cli.model import batch_norm as norms
+from lsuv_cli.layer_reports import Findings
+from lsuv_cli.memory import available_memory
+from lsuv_cli.model import batch_norm, layers, prepare
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model import layers
-from lsuv_cli.model import prepare as preparation
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.draft import Draft, serialized
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import Found
-from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import LayerReport, Report, Status
-from lsuv_cli.scaling import algorithm, runtime, stages, weights
-from lsuv_cli.scaling import memory_needs as estimate
-from lsuv_cli.scaling.algorithm import Turn
+from lsuv_cli.model.prepare import Look, Prepared
+from lsuv_cli.report import LayerReport, Report
+from lsuv_cli.scaling import algorithm, memory_needs, runtime, stages, verification, weights
+from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.runner import Pass
+from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
+from lsuv_cli.scaling.verification import Measured
 from lsuv_cli.settings import PreInit, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
 Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
-# A model with more weights than this is verified in pieces.
-VERIFY_BYTES = 256 << 20
-# The share of the available memory that values between stages may take before they go to a file.
-FRONTIER_SHARE = 0.5
+# Of the available memory, what values between stages may take before they go to a file.
+FRONTIER_RATIO = 0.5
+# A variance is measured ten times as accurately as it is judged, within these bounds.
+FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,22 @@ class Initialized:
     model: onnx.ModelProto | None
     report: Report
     weights: dict[str, Array] | None = None
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of an ONNX file."""
+        if self.model is None:
+            raise LsuvError("the model's weights are in a file beside the output; read it from there")
+        return serialized(self.model)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a request works on: the model as given, the data, the device."""
+
+    look: Look
+    branches: Mapping[str, bool]
+    data: Calibration | None
+    device: runtime.Device
 
 
 @dataclass
@@ -74,55 +88,49 @@ class Job:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
+    begun_phase: float = 0.0
 
     def initialize(self, output: Path | None, carried: Path | None, force: bool, dry_run: bool) -> Initialized:
         """Prepare, scale, verify, publish."""
-        chosen = self.settings
-        if chosen.rescale and self.data is None and not dry_run:
+        settings = self.settings
+        if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give --data, or --no-rescale to stop after the pre-initialization")
-        device = runtime.open_device(chosen.device, chosen.threads)
         with Draft(self.file, None if dry_run else output, force=force) as draft:
-            data = self._calibration(graphs.build(self.file.proto)) if self.data is not None else None
-            given = self._measured("before", self.file, data, device) if chosen.before and data else {}
-            homes = self._homes() if carried is not None and self.like is None else None
-            matched = self._matching() if self.like is not None else None  # before the model is edited
-            prepared = preparation.prepare(draft, chosen)
+            run = self._open()
+            # What must be known of the model as given is read here: afterwards it is edited in place.
+            before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
+            homes = names.find(self.file.proto, run.look) if carried is not None and self.like is None else None
+            matched = self._matching(run.look) if self.like is not None else None
+            prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
-            graph, read = prepared.graph, draft.reader(prepared.graph.tensors)
-            multiplied = norms.multipliers(graph, prepared.found.layers, read)
-            plan = stages.cut(graph, prepared.found.layers, prepared.keeps_bias, _bytes(graph), multiplied)
-            turns: dict[str, Turn] = {}
-            verified: dict[str, Moments] = {}
-            trials, expected = 0, {}
-            if dry_run:
-                between = estimate.between_stages(graph, plan, data.batches if data else (), read)
-                expected = {"weights_of_a_stage": estimate.stage_weights(graph, plan), "values_between_stages": between}
-            else:
-                self._pre_initialize(draft, prepared.found)
-                if chosen.rescale and data is not None:
-                    turns, verified, trials = self._scale(draft, prepared, plan, data, device)
-                else:
-                    written = draft.finish(self._metadata(data))
-                    verified = self._measured("verifying", written, data, device) if data else {}
-            entries = outcome.of_initialization(prepared, plan, turns, verified, given, chosen, read, dry_run)
-            home, account = carrying.carry(matched, graph, read) if matched and not dry_run else (None, None)
+            plan = stages.cut(prepared.graph, prepared.layers.layers)
+            findings = Findings(plan, given=before)
+            trials = 0
+            if not dry_run:
+                self._pre_initialize(draft, prepared)
+                findings, trials = self._fill(draft, prepared, findings, run)
+            entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
+            home, account = (
+                carrying.carry(matched, prepared.graph, prepared.graph.array)
+                if matched and not dry_run
+                else (None, None)
+            )
             if not dry_run:
                 if carried is not None and home is not None and self.like is not None:
                     checkpoints.write(carried, home, self.like.metadata)
                 elif carried is not None and homes is not None:
-                    tensors, account = named.collect(prepared, homes, read, self._writes_recurrent)
+                    tensors, account = named.collect(prepared, homes, self._writes_recurrent)
                     self.warnings += named.assumed(prepared, homes)
                     named.write(tensors, carried)
                 draft.publish()
             report = self._report(
                 "init",
                 entries,
-                data,
-                device,
+                run,
                 output=None if dry_run or output is None else str(output),
-                stages=len(plan.stages),
+                stages=len(findings.plan.stages),
                 trials=trials,
-                memory=expected,
+                memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
                 carried=account,
             )
             external = draft.scratch is not None and self.file.has_external_data
@@ -130,41 +138,51 @@ class Job:
 
     def look(self, command: str) -> Report:
         """Only look: at the layers, and with data at what they put out."""
-        graph = graphs.build(self.file.proto)
-        read = self._reader(graph)
-        every = layers.find(graph, read)
+        run = self._open()
+        graph, every = run.look.graph, run.look.layers
         chosen = layers.choose(every, self.settings.include, self.settings.exclude)
-        data = self._calibration(graph) if self.data is not None else None
-        device = runtime.open_device(self.settings.device, self.settings.threads)
-        self.warnings += norms.training_mode(graph, read)
+        self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
-        verified = self._measured(phase, self.file, data, device) if data else {}
-        plan = stages.cut(graph, chosen.layers, (), _bytes(graph))
+        verified = self._measured(phase, self.file, run.look, run).moments if run.data else {}
+        plan = stages.cut(graph, chosen.layers)
         judged = self.settings if command == "measure" else None
-        entries = outcome.of_measurement(every, chosen, plan, verified, judged, read)
-        return self._report(command, entries, data, device, stages=len(plan.stages))
+        entries = layer_reports.of_measurement(graph, every, chosen, Findings(plan, verified), judged)
+        return self._report(command, entries, run, stages=len(plan.stages))
 
     @property
     def _writes_recurrent(self) -> bool:
         return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
 
-    def _homes(self) -> names.Homes:
-        """What the module calls the model's tensors, told by the file as it was exported."""
-        graph = graphs.build(self.file.proto)
-        read = self._reader(graph)
-        return names.find(self.file.proto, graph, layers.find(graph, read), read)
-
-    def _matching(self) -> matching.Matching:
+    def _matching(self, look: Look) -> matching.Matching:
         """Where the model's numbers are in the network's checkpoint."""
         assert self.like is not None
-        graph = graphs.build(self.file.proto)
-        read = self._reader(graph)
-        found = matching.match(graph, layers.find(graph, read), read, self.like)
+        found = matching.match(look.graph, look.layers, look.graph.array, self.like)
         self.warnings += found.warnings
         return found
 
-    def _reader(self, graph: Graph) -> Callable[[str], Array]:
-        return lambda name: self.file.array(graph.tensors[name])
+    def _open(self) -> _Run:
+        """The first look at the model, the data that fits it, and the device."""
+        device = runtime.open_device(self.settings.device, self.settings.threads)
+        graph = graphs.build(self.file.proto, self.file)
+        data = self._calibration(graph) if self.data is not None else None
+        branches: dict[str, bool] = {}
+        # A branch that is taken may have another If inside.
+        while more := {
+            name: taken
+            for name, taken in which.taken(graph, self._pass("branches", data, device) if data else None).items()
+            if name not in branches
+        }:
+            branches |= more
+            graph = graphs.build(self.file.proto, self.file, branches)
+        return _Run(prepare.layers_of(graph), branches, data, device)
+
+    def _pass(self, phase: str, data: Calibration, device: runtime.Device) -> Pass:
+        given = self.settings.memory
+        accuracy = min(max(self.settings.tol / 10, FINEST_ACCURACY), COARSEST_ACCURACY)
+        memory = int(FRONTIER_RATIO * available_memory()) if given is None else given
+        return Pass(
+            data.batches, device, memory, lambda done, total: self.listen(phase, done, total), accuracy, data.few
+        )
 
     def _calibration(self, graph: Graph) -> Calibration:
         specs = [_spec(name, info) for name, info in graph.inputs.items()]
@@ -172,101 +190,67 @@ class Job:
         given = self.data
         assert given is not None
         if isinstance(given, list | tuple) and given and all(isinstance(item, str) for item in given):
-            names = [str(item) for item in given]
-            if names == [madeup.RANDOM]:
-                data = madeup.random(specs, batch_size=size, limit=limit, seed=self.settings.seed)
+            sources = [str(item) for item in given]
+            if sources == [random_data.RANDOM]:
+                data = random_data.random(specs, batch_size=size, limit=limit, seed=self.settings.seed)
             else:
-                pictures = ImageOptions(self.settings.mean, self.settings.std, self.settings.size)
-                data = calibration.read(names, specs, batch_size=size, limit=limit, pictures=pictures)
+                options = ImageOptions(self.settings.mean, self.settings.std, self.settings.size)
+                data = batches.read(sources, specs, batch_size=size, limit=limit, pictures=options)
         else:
-            data = calibration.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
+            data = batches.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
         self.warnings += data.warnings
         return data
 
-    def _pre_initialize(self, draft: Draft, found: Found) -> None:
+    def _pre_initialize(self, draft: Draft, prepared: Prepared) -> None:
         """All that is not scaled: recurrent layers, and every layer where only this was asked for."""
-        kind, seed = self.settings.pre_init, self.settings.seed
+        kind, seed, graph = self.settings.pre_init, self.settings.seed, prepared.graph
         if kind is PreInit.KEEP:
             return
-        for item in found.recurrent if self.settings.recurrent else ():
+        for item in prepared.layers.recurrent if self.settings.recurrent else ():
             for weight, form in item.weights:
                 matrices = weights.pre_initialize(kind, form.shape, weights.stream(seed, weight.base))
-                draft.store(weight.base, weight.stored(form.weight(matrices, weight.shape)))
-        for users in layers.by_tensor(found.layers).values() if not self.settings.rescale else ():
-            draft.store(users[0].weight.base, algorithm.pre_initialized(draft, users[0], kind, seed))
+                draft.store(graph.tensors[weight.base], weight.stored(form.weight(matrices, weight.shape)))
+        for base, users in layers.by_tensor(prepared.layers.layers).items() if not self.settings.rescale else ():
+            draft.store(graph.tensors[base], pre_initialized(graph, users[0], kind, seed))
 
-    def _scale(
-        self, draft: Draft, prepared: Prepared, plan: Plan, data: Calibration, device: runtime.Device
-    ) -> tuple[dict[str, Turn], dict[str, Moments], int]:
-        """Algorithm 1's loop: scale, write, verify what was written, and once more where that is not enough."""
-        chosen = self.settings
-        turns: dict[str, Turn] = {}
-        worst = math.inf
-        for trial in range(1, chosen.max_trials + 1):
+    def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
+        """Scale the layers if that is asked for; write the file and measure it."""
+        measured = Measured({})
+
+        def verify() -> Mapping[str, Moments]:
+            nonlocal measured
+            self._took("calibration", self.begun_phase)
             begun = time.perf_counter()
-            found = algorithm.scale_layers(
-                draft,
-                prepared.graph,
-                plan,
-                data.batches,
-                device,
-                pre_init=chosen.pre_init if trial == 1 else PreInit.KEEP,
-                seed=chosen.seed,
-                target=chosen.target_variance,
-                memory=self._memory(),
-                progress=lambda done, total: self.listen("scaling", done, total),
-            )
-            self._took("calibration", begun)
-            turns = {k: turns[k].then(found[k]) if turns else found[k] for k in found}
-            begun = time.perf_counter()
-            written = draft.finish(self._metadata(data))
+            written = draft.finish(self._metadata(run.data))
             self._took("writing", begun)
-            verified = self._measured("verifying", written, data, device)
-            previous, worst = worst, self._worst(plan, turns, verified)
-            if worst <= chosen.tol or not worst < 0.9 * previous:
-                break
-        return turns, verified, trial
+            if run.data is not None:
+                measured = self._measured("verifying", written, prepare.look(written, run.branches), run)
+            self.begun_phase = time.perf_counter()
+            return measured.moments
 
-    def _worst(self, plan: Plan, turns: Mapping[str, Turn], verified: Mapping[str, Moments]) -> float:
-        """The largest deviation from the target among the layers that can be scaled."""
-        deviations = [
-            abs(algorithm.pooled([verified[x.output] for x in users]).variance / self.settings.target_variance - 1)
-            for stage in plan.stages
-            for users in layers.by_tensor(stage.layers).values()
-            if all(turns[x.output].status is Status.OK for x in users)
-        ]
-        return max(deviations, default=0.0)
+        self.begun_phase = time.perf_counter()
+        if self.settings.rescale and run.data is not None:
+            needs = self._pass("scaling", run.data, run.device)
+            scaled = algorithm.lsuv(draft, prepared, findings.plan, self.settings, needs, verify)
+            found = replace(
+                findings, plan=scaled.plan, turns=scaled.turns, verified=scaled.verified, pooled=scaled.pooled
+            )
+        else:
+            found, scaled = replace(findings, verified=verify()), None
+        self.warnings += measured.warnings
+        return found, scaled.trials if scaled else 0
 
-    def _measured(self, phase: str, file: ModelFile, data: Calibration, device: runtime.Device) -> dict[str, Moments]:
-        """Every layer's output in a model as it stands, whole or in pieces."""
+    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> Measured:
+        """Every layer's output in a model as it stands."""
         begun = time.perf_counter()
-        graph = graphs.build(file.proto)
-
-        def read(name: str) -> Array:
-            return file.array(graph.tensors[name])
-
-        every = layers.find(graph, read).layers
-        multiplied = norms.multipliers(graph, every, read)
-        plan = stages.segments(graph, every, _bytes(graph), VERIFY_BYTES, multiplied)
-        found = algorithm.verify(
-            graph,
-            plan,
-            read,
-            data.batches,
-            device,
-            self._memory(),
-            lambda done, total: self.listen(phase, done, total),
-            units=phase == "inspecting",
-        )
+        assert run.data is not None
+        needs = self._pass(phase, run.data, run.device)
+        found = verification.measure(file, look, needs, units=phase == "inspecting")
         self._took("verification" if phase == "verifying" else phase, begun)
         return found
 
     def _took(self, phase: str, begun: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
-
-    def _memory(self) -> int:
-        given = self.settings.memory
-        return int(FRONTIER_SHARE * available_memory()) if given is None else given
 
     def _metadata(self, data: Calibration | None) -> dict[str, str]:
         chosen = self.settings
@@ -278,7 +262,7 @@ class Job:
             "target_variance": chosen.target_variance if chosen.rescale else "none",
             "tolerance": chosen.tol,
             "samples": data.samples if data else 0,
-            **({"data": data.source} if data and data.source == madeup.RANDOM else {}),
+            **({"data": data.source} if data and data.source == random_data.RANDOM else {}),
         }
         return {f"lsuv.{key}": str(value) for key, value in found.items()}
 
@@ -286,18 +270,18 @@ class Job:
         self,
         command: str,
         entries: Sequence[LayerReport],
-        data: Calibration | None,
-        device: runtime.Device,
+        run: _Run,
         **facts: Any,
     ) -> Report:
         self._took("total", self.begun)
+        data = run.data
         return Report(
             command=command,
             version=__version__,
             model=self.file.name,
             layers=tuple(entries),
             settings=self.settings.to_json(),
-            device=str(device),
+            device=str(run.device),
             data=data.source if data else "",
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
@@ -307,9 +291,12 @@ class Job:
         )
 
 
-def _bytes(graph: Graph) -> dict[str, int]:
-    """What each stored tensor takes while it runs, in float32."""
-    return {name: math.prod(tensor.dims) * 4 for name, tensor in graph.tensors.items()}
+def _memory_expected(prepared: Prepared, plan: Plan, data: Calibration | None) -> dict[str, int | None]:
+    between = memory_needs.between_stages(prepared.graph, plan, data.batches if data else ())
+    return {
+        "weights_of_a_stage": memory_needs.stage_weights(prepared.graph, plan),
+        "values_between_stages": between,
+    }
 
 
 def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:

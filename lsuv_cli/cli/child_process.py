@@ -9,54 +9,29 @@ there the work is done in the only process.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from lsuv_cli import temporary
 from lsuv_cli.errors import ExitCode
 
-BOARD_BYTES = 1 << 15
 PR_SET_PDEATHSIG = 1
 ONE_REQUEST = 2.0  # seconds; a terminal sends it to all processes, and the parent passes it on as well
 POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")]
 
 _last_request = -ONE_REQUEST
-_board: mmap.mmap | None = None  # memory that parent and child share: the paths of what is temporary
-_temporary: list[str] = []
-
-
-def announce(path: Path) -> None:
-    """From now on this file or directory has to go if the process dies."""
-    _temporary.append(os.fspath(path.absolute()))
-    _post()
-
-
-def withdraw(path: Path) -> None:
-    """It is gone, or has become what was asked for."""
-    with contextlib.suppress(ValueError):
-        _temporary.remove(os.fspath(path.absolute()))
-    _post()
-
-
-def _post() -> None:
-    text = b"\0".join(map(os.fsencode, _temporary))
-    if _board is not None and len(text) <= BOARD_BYTES:
-        _board[:] = text.ljust(BOARD_BYTES, b"\0")
 
 
 def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     """Run a command that ends by SystemExit, in a process of its own where that can be had."""
-    global _board
     if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
         _interruptible(command)
         return
-    _board = mmap.mmap(-1, BOARD_BYTES)
+    temporary.share()
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -72,7 +47,7 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     _on_request(pass_on)
     _, status = os.waitpid(child, 0)
     _on_request(signal.SIG_IGN)
-    sys.exit(_verdict(status, _board, complain))
+    sys.exit(_verdict(status, complain))
 
 
 def _send(process: int, number: int) -> None:
@@ -130,13 +105,9 @@ def _own_stderr() -> None:
     sys.stderr = os.fdopen(kept, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
 
 
-def _verdict(status: int, board: mmap.mmap, complain: Callable[[str], None]) -> int:
+def _verdict(status: int, complain: Callable[[str], None]) -> int:
     """The exit code for what became of the child, and one line if it was not its own decision."""
-    for path in (Path(os.fsdecode(name)) for name in board[:].split(b"\0") if name):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    temporary.remove_announced()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     number = os.WTERMSIG(status)

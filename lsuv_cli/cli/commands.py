@@ -139,10 +139,7 @@ def init(
                     **settings,
                 )
             if target == "-" and not dry_run:
-                assert done.model is not None
-                from lsuv_cli.model.draft import serialized
-
-                terminal.write_bytes(serialized(done.model))
+                terminal.write_bytes(done.to_bytes())
             _tell(done.report, console, verbose=verbose)
             if picture is not None:
                 _draw({"": done.report}, picture)

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
+from lsuv_cli.memory import amount
 from lsuv_cli.report import FINE, Carried, LayerReport, Report, Status
-from lsuv_cli.scaling.memory_needs import amount
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
 LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)

@@ -12,6 +12,8 @@
 What fits an input, and how, is told in `inputs`.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from bisect import bisect_right
@@ -47,6 +49,7 @@ Data = Array | Batch | Iterable[Array | Batch]
 BATCH_BYTES = 2**19  # with more, what the first layers of a network put out no longer fits a processor's cache
 LARGEST_AUTOMATIC_BATCH = 1024
 FEW, FEW_BYTES = 4, 2**22  # a few large samples together keep all threads busy
+FEW_SAMPLES = 4  # for a look at a model's values themselves
 EMBEDDING = 128  # how much larger than an index is what it stands for
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
 
@@ -57,11 +60,16 @@ _HOW_TO_AGREE = "give them the same number, or feed every input whole in one run
 class Calibration:
     """Data that fits the model. `batches` reads its values when asked, and may be gone through many times."""
 
-    batches: Sequence[Batch]
+    batches: Batches
     samples: int
     dropped: int
     warnings: tuple[str, ...]
     source: str
+
+    @property
+    def few(self) -> Batch:
+        """The first few samples, as one batch; the whole first batch where the model fixes its size."""
+        return self.batches.few(FEW_SAMPLES)
 
 
 def read(
@@ -170,6 +178,13 @@ class Batches(Sequence[Batch]):
 
     def __len__(self) -> int:
         return self.ends[-1]
+
+    def few(self, count: int) -> Batch:
+        """The first rows of the first run, at most so many."""
+        table = self.tables[0]
+        if table.size is None or any(column.fixed_batch for column in table.columns):
+            return table.batch(0)
+        return replace(table, size=min(table.size, count), samples=min(table.samples, count)).batch(0)
 
     @overload
     def __getitem__(self, index: int) -> Batch: ...

@@ -12,7 +12,6 @@ A further kind of file is one more entry in `READERS`.
 """
 
 import math
-import os
 import re
 import warnings
 import zipfile
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lsuv_cli.errors import DataError
+from lsuv_cli.memory import available_memory
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +34,6 @@ UNNAMED = ""
 """The name of the one array in a file that gives its array no name."""
 
 _LONGEST_EMPTY_AXIS = 2**20
-_MEMORY_IF_UNKNOWN = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -93,24 +92,6 @@ def by_name(files: Iterable[Path]) -> list[Path]:
 def contents(path: Path) -> Contents:
     """What is in a file that `find` found."""
     return READERS[path.suffix.lower()](path)
-
-
-def available_memory() -> int:
-    """The bytes this process may still use, as far as the system tells."""
-    try:
-        meminfo = Path("/proc/meminfo").read_text()
-        available = int(meminfo.partition("MemAvailable:")[2].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        try:
-            available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, OSError, ValueError):  # Windows, macOS
-            available = _MEMORY_IF_UNKNOWN
-    try:  # a container's own limit (cgroup v2)
-        group = Path("/sys/fs/cgroup")
-        most, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
-        return max(0, min(available, int(most) - int(used)))
-    except (OSError, ValueError):
-        return available
 
 
 def _npy(path: Path) -> Contents:

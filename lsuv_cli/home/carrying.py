@@ -20,7 +20,6 @@ from lsuv_cli.home import fingerprints
 from lsuv_cli.home.matching import Matching, Origin, Parts, Place, Read, Use, keys_of
 from lsuv_cli.home.parametrizations import Multiple, Shifted, precision
 from lsuv_cli.home.values import Region
-from lsuv_cli.model import constants
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.report import Carried, NotCarried
 
@@ -45,7 +44,7 @@ class _Carrier:
         self.failed: dict[Place, str] = {}
 
     def value(self, name: str) -> Array:
-        value = constants.evaluate(self.graph, self.read, name)
+        value = self.graph.known(name)
         assert value is not None  # it could be worked out before the model was edited
         return value
 

@@ -20,7 +20,7 @@ import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from numpy.typing import NDArray
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import temporary
 from lsuv_cli.errors import LsuvError
 
 Array = NDArray[Any]
@@ -159,7 +159,7 @@ def _npy(member: IO[bytes], size: int) -> Array:
 def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a checkpoint, whole or not at all."""
     scratch = path.with_name(f".lsuv-{path.name}")
-    guard.announce(scratch)
+    temporary.announce(scratch)
     try:
         with scratch.open("wb") as file:
             (_write_safetensors if path.suffix == ".safetensors" else _write_npz)(file, tensors, metadata)
@@ -170,7 +170,7 @@ def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str])
         raise LsuvError(f"--weights {path} cannot be written: {problem.strerror or problem}") from None
     finally:
         scratch.unlink(missing_ok=True)
-        guard.withdraw(scratch)
+        temporary.withdraw(scratch)
 
 
 def _write_safetensors(file: IO[bytes], tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

@@ -24,9 +24,9 @@ from lsuv_cli.home import parametrizations as computed
 from lsuv_cli.home.checkpoints import Checkpoint, is_float
 from lsuv_cli.home.parametrizations import Multiple, Normalized, Shifted
 from lsuv_cli.home.values import Copies, Finder, Piece, Tensors
-from lsuv_cli.model import batch_norm, constants
+from lsuv_cli.model import batch_norm
 from lsuv_cli.model.graph import Graph, attribute
-from lsuv_cli.model.layers import Found, Layer
+from lsuv_cli.model.layers import Layer, LayerSet
 
 Array = NDArray[Any]
 Read = Callable[[str], Array]
@@ -113,13 +113,13 @@ class Matching:
             )
 
 
-def match(graph: Graph, found: Found, read: Read, checkpoint: Checkpoint) -> Matching:
+def match(graph: Graph, found: LayerSet, read: Read, checkpoint: Checkpoint) -> Matching:
     """Find the numbers of every constant in the checkpoint. The graph is that of the model as exported."""
     return _Matcher(graph, found, read, checkpoint).run()
 
 
 class _Matcher:
-    def __init__(self, graph: Graph, found: Found, read: Read, checkpoint: Checkpoint) -> None:
+    def __init__(self, graph: Graph, found: LayerSet, read: Read, checkpoint: Checkpoint) -> None:
         self.graph, self.found, self.read, self.checkpoint = graph, found, read, checkpoint
         self.finder = Finder(checkpoint)
         self.uses = list(_uses(graph, found))
@@ -134,7 +134,7 @@ class _Matcher:
         for use in self.uses:
             by_name[use.name].append(use)
         for name, uses in by_name.items():
-            value = constants.evaluate(self.graph, self.read, name)
+            value = self.graph.known(name)
             if value is not None and is_float(value) and value.size:
                 digests[name] = fingerprints.digest(value)
                 self.constant(value, uses)
@@ -221,7 +221,7 @@ class _Matcher:
     def fold(self, layer: Layer, multiple: Multiple, norms: list[computed.Norm]) -> None:
         """The origin of a bias into which a BatchNorm was folded."""
         use = next((use for use in self.uses if use.bias_of is layer), None)
-        bias = constants.evaluate(self.graph, self.read, use.name) if use is not None else None
+        bias = self.graph.known(use.name) if use is not None else None
         if use is None or bias is None or not np.any(bias) or bias.size != multiple.factors.size:
             return
         found = computed.shifted(self.checkpoint, norms, multiple.factors, bias)
@@ -278,7 +278,7 @@ class _Matcher:
             )
 
 
-def _uses(graph: Graph, found: Found) -> Iterator[Use]:
+def _uses(graph: Graph, found: LayerSet) -> Iterator[Use]:
     weights = {(layer.node, layer.position): layer for layer in found.layers}
     biases = {
         (layer.bias.node if layer.bias.node >= 0 else layer.node, layer.bias.position): layer

@@ -7,21 +7,35 @@ numbers of its elements; what comes out are the places. They are verified with t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from lsuv_cli.model import constants
-from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.graph import Graph, Source
 
 Array = NDArray[Any]
 MOVES = frozenset(
     {"Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Split", "Slice", "Concat", "Gather",
      "SplitToSequence", "SequenceAt"}
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Gives the numbers of their elements, from `first` on, for some tensors, and the values of all others."""
+
+    source: Source
+    first: Mapping[int, int]  # by the tensor's id
+
+    def array(self, tensor: TensorProto) -> Array:
+        if id(tensor) not in self.first:
+            return self.source.array(tensor)
+        first = self.first[id(tensor)]
+        return np.arange(first, first + math.prod(tensor.dims), dtype=np.int64).reshape(tuple(tensor.dims))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +48,7 @@ class Origin:
     readers: tuple[int, ...]  # the nodes of the expression that read the tensor
 
 
-def origins(graph: Graph, read: Callable[[str], Array], value: str) -> tuple[Origin, ...]:
+def origins(graph: Graph, value: str) -> tuple[Origin, ...]:
     """The stored tensors whose elements a constant consists of; none if anything is computed with them."""
     sources = _sources(graph, value)
     stored = sorted(sources)
@@ -42,15 +56,9 @@ def origins(graph: Graph, read: Callable[[str], Array], value: str) -> tuple[Ori
     total = 0
     for name in stored:
         first[name], total = total, total + math.prod(graph.tensors[name].dims)
-
-    def numbered(name: str) -> Array:
-        if name not in first:
-            return read(name)
-        shape = tuple(graph.tensors[name].dims)
-        return np.arange(first[name], first[name] + math.prod(shape), dtype=np.int64).reshape(shape)
-
-    values = constants.evaluate(graph, read, value) if stored else None
-    places = constants.evaluate(graph, numbered, value) if stored else None
+    numbers = _Numbers(graph.source, {id(graph.tensors[name]): at for name, at in first.items()})
+    values = graph.known(value) if stored else None
+    places = replace(graph, source=numbers).known(value) if stored else None
     if values is None or places is None or places.dtype != np.int64 or places.size != values.size:
         return ()
     places, values = places.reshape(-1), values.reshape(-1)
@@ -58,7 +66,7 @@ def origins(graph: Graph, read: Callable[[str], Array], value: str) -> tuple[Ori
     for name in stored:
         here = np.flatnonzero((places >= first[name]) & (places < first[name] + math.prod(graph.tensors[name].dims)))
         there = places[here] - first[name]
-        if not np.array_equal(read(name).reshape(-1)[there], values[here]):
+        if not np.array_equal(graph.array(name).reshape(-1)[there], values[here]):
             return ()
         if here.size:
             found.append(Origin(name, there, here, tuple(sources[name])))

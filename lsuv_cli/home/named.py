@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Carried, NotCarried
 
 Array = NDArray[Any]
-Read = Callable[[str], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +38,9 @@ class Changed:
     home: Home
 
 
-def collect(prepared: Prepared, homes: Homes, read: Read, recurrent: bool) -> tuple[dict[str, Array], Carried]:
+def collect(prepared: Prepared, homes: Homes, recurrent: bool) -> tuple[dict[str, Array], Carried]:
     """The tensors of all initialized layers under the module's names, and an account of what has none."""
-    changed = list(_changed(prepared, homes, read, recurrent))
+    changed = list(_changed(prepared, homes, recurrent))
     parts: dict[str, list[tuple[Changed, Part]]] = defaultdict(list)
     reasons = {item.tensor: item.home.reason for item in changed if not item.home.parts}
     for item in changed:
@@ -51,7 +50,7 @@ def collect(prepared: Prepared, homes: Homes, read: Read, recurrent: bool) -> tu
     for name, given in parts.items():
         array, reason = _assembled(name, [(part, item.value) for item, part in given])
         whole = all(part.places is None for _, part in given)
-        if array is not None and whole and (reader := _other_reader(prepared, homes, read, name, array)):
+        if array is not None and whole and (reader := _other_reader(prepared, homes, name, array)):
             reason = f"{name} is one tensor in the module, and {reader} reads it too"
         if array is None or reason:
             reasons |= {item.tensor: reason for item, _ in given}
@@ -64,7 +63,7 @@ def collect(prepared: Prepared, homes: Homes, read: Read, recurrent: bool) -> tu
 
 def assumed(prepared: Prepared, homes: Homes) -> list[str]:
     """A warning where names are told by nothing but a scope."""
-    uses = [homes.of(layer.output, "weight") for layer in prepared.found.layers]
+    uses = [homes.of(layer.output, "weight") for layer in prepared.layers.layers]
     found = [part.name for home in uses if home.assumed for part in home.parts]
     if not found:
         return []
@@ -75,31 +74,31 @@ def assumed(prepared: Prepared, homes: Homes) -> list[str]:
     ]
 
 
-def _changed(prepared: Prepared, homes: Homes, read: Read, recurrent: bool) -> Iterator[Changed]:
+def _changed(prepared: Prepared, homes: Homes, recurrent: bool) -> Iterator[Changed]:
     """All constants that initialization wrote, whatever became of their tensors."""
     graph = prepared.graph
-    for layer in prepared.found.layers:
+    for layer in prepared.layers.layers:
         weight = layer.weight
-        yield Changed(weight.base, weight.seen(read(weight.base)), homes.of(layer.output, "weight"))
+        yield Changed(weight.base, weight.seen(graph.array(weight.base)), homes.of(layer.output, "weight"))
         if layer.bias is not None and layer.bias.constant:
             home = homes.of(layer.output, "bias")
-            if (item := _if_changed(prepared, read, layer.bias.value, home)) is not None:
+            if (item := _if_changed(prepared, layer.bias.value, home)) is not None:
                 yield item
-    for rnn in prepared.found.recurrent if recurrent else ():
+    for rnn in prepared.layers.recurrent if recurrent else ():
         for position, (weight, _) in enumerate(rnn.weights, start=1):
-            yield Changed(weight.base, weight.seen(read(weight.base)), homes.of(rnn.output, f"input {position}"))
+            yield Changed(weight.base, weight.seen(graph.array(weight.base)), homes.of(rnn.output, f"input {position}"))
     for node in graph.nodes:
         if node.op_type == "BatchNormalization" and len(node.input) >= 5:
             for position in (3, 4):
                 home = homes.of(node.output[0], f"input {position}")
-                found = _if_changed(prepared, read, node.input[position], home)
+                found = _if_changed(prepared, node.input[position], home)
                 if found is not None and not np.array_equal(found.value, found.home.before):  # type: ignore[arg-type]
                     yield found
 
 
-def _if_changed(prepared: Prepared, read: Read, value: str, home: Home) -> Changed | None:
+def _if_changed(prepared: Prepared, value: str, home: Home) -> Changed | None:
     """A bias or a statistic; None where it has no name and needs none, because it is as it was."""
-    array = constants.evaluate(prepared.graph, read, value)
+    array = prepared.graph.known(value)
     if array is None or home.before is None or (not home.parts and np.array_equal(array, home.before)):
         return None
     return Changed(value, array, home)
@@ -128,13 +127,13 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
     return whole, ""
 
 
-def _other_reader(prepared: Prepared, homes: Homes, read: Read, name: str, array: Array) -> str:
+def _other_reader(prepared: Prepared, homes: Homes, name: str, array: Array) -> str:
     """A node that goes on reading a parameter as it was; empty if there is none."""
     graph = prepared.graph
     if name not in graph.tensors:
         return ""
-    written = {layer.node for layer in prepared.found.layers} | {
-        layer.bias.node for layer in prepared.found.layers if layer.bias is not None
+    written = {layer.node for layer in prepared.layers.layers} | {
+        layer.bias.node for layer in prepared.layers.layers if layer.bias is not None
     }
     for k, _ in constants.readers_of(graph, name):
         if k < 0 or k in written or graph.nodes[k].op_type == "Shape":
@@ -142,7 +141,7 @@ def _other_reader(prepared: Prepared, homes: Homes, read: Read, name: str, array
         call = calls.of_node(graph.nodes[k], {fx: target for target, fx in homes.parameters.items()})
         if call is not None and name not in call.arguments:
             continue  # an exporter merged another parameter with this one
-        stored = read(name)
+        stored = graph.array(name)
         if stored.shape != array.shape or not np.array_equal(stored, array):
             return f"{graph.nodes[k].op_type} {graph.nodes[k].name}"
     return ""

@@ -29,11 +29,11 @@ from lsuv_cli.home.calls import Call
 from lsuv_cli.model import constants
 from lsuv_cli.model.constants import Constants, LeftAlone, Weight, numpy_type
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import CONVOLUTIONS, PRODUCTS, Found, Layer
+from lsuv_cli.model.layers import CONVOLUTIONS, PRODUCTS, Layer, LayerSet
 from lsuv_cli.model.modules import Modules, parameters
+from lsuv_cli.model.prepare import Look
 
 Array = NDArray[Any]
-Read = Callable[[str], Array]
 
 MULTIPLIED = (
     "the exporter multiplied it by its BatchNorm; export with optimize=False (dynamo=True), or with "
@@ -82,14 +82,14 @@ class Homes:
         return self.by_use.get((output, kind), Home(reason=UNKNOWN))
 
 
-def find(model: onnx.ModelProto, graph: Graph, found: Found, read: Read) -> Homes:
+def find(model: onnx.ModelProto, look: Look) -> Homes:
     """The homes of all tensors of a model as it was exported."""
-    return _Finder(model, graph, found, read).run()
+    return _Finder(model, look.graph, look.layers).run()
 
 
 class _Finder:
-    def __init__(self, model: onnx.ModelProto, graph: Graph, found: Found, read: Read) -> None:
-        self.graph, self.found, self.read = graph, found, read
+    def __init__(self, model: onnx.ModelProto, graph: Graph, found: LayerSet) -> None:
+        self.graph, self.found = graph, found
         self.signature = calls.signature(model)
         self.real = set(self.signature.values()) if self.signature else parameters(graph)
         self.modules = Modules(graph)
@@ -146,12 +146,12 @@ class _Finder:
     def moved(self, value: str) -> Home:
         """A constant whose elements come from tensors that kept their names (rule 1)."""
         parts = []
-        for origin in moves.origins(self.graph, self.read, value):
+        for origin in moves.origins(self.graph, value):
             names = {self.owner(self.own_name(origin.tensor), reader) for reader in origin.readers}
             name = names.pop()
             if not name or names:
                 return Home(reason=UNKNOWN)
-            before = np.array(self.read(origin.tensor))
+            before = np.array(self.graph.array(origin.tensor))
 
             def taken(array: Array, here: NDArray[np.int64] = origin.here, kind: Any = before.dtype) -> Array:
                 return np.asarray(array.reshape(-1)[here].astype(kind))
@@ -160,7 +160,7 @@ class _Finder:
         return Home(tuple(parts)) if parts else Home(reason=COMPUTED)
 
     def bias(self, reader: int, value: str) -> Home:
-        before = constants.evaluate(self.graph, self.read, value)
+        before = self.graph.known(value)
         if before is None:
             return Home(reason=COMPUTED)
         call = calls.of_node(self.graph.nodes[reader], self.signature)
@@ -170,7 +170,7 @@ class _Finder:
 
     def statistic(self, node: NodeProto, position: int) -> Home:
         """A running mean or variance, which --reset-norm changes."""
-        before = constants.evaluate(self.graph, self.read, node.input[position])
+        before = self.graph.known(node.input[position])
         call = calls.of_node(node, self.signature)
         told = call.argument(position) if call and "batch_norm" in call.operator else ""
         home = self.constant(node.input[position], told) if before is not None else Home(reason=COMPUTED)
@@ -179,7 +179,7 @@ class _Finder:
     def constant(self, value: str, told: str) -> Home:
         """A constant without a layout to lose: a bias, a statistic, or one that keeps its own name."""
         try:
-            weight = Constants(self.graph, self.read).weight(value)
+            weight = Constants(self.graph).weight(value)
         except LeftAlone:
             return Home(reason=UNKNOWN)
         if weight.place == "folded":
@@ -243,7 +243,7 @@ class _Finder:
             for (output, kind), home in list(homes.items()):
                 if kind == "bias":
                     value = next(x.bias.value for x in group if x.output == output and x.bias is not None)
-                    before = constants.evaluate(self.graph, self.read, value)
+                    before = self.graph.known(value)
                     homes[output, kind] = Home(home.parts, before=before)
         return {(layer.output, "weight"): Home(reason=UNKNOWN) for layer in group} | homes
 
@@ -270,12 +270,12 @@ class _Finder:
 
     def is_tied(self, layer: Layer) -> bool:
         """Whether something else than layers reads the same numbers: an embedding whose head was transposed."""
-        mine = self.read(layer.weight.base)
+        mine = self.graph.array(layer.weight.base)
         layers = {x.weight.base for x in self.found.layers}
-        for name in self.graph.initializers - layers:
+        for name in self.graph.initializers.keys() - layers:
             dims = tuple(self.graph.tensors[name].dims)
             if dims in {mine.shape, mine.shape[::-1]} and len(dims) == 2:
-                other = self.read(name)
+                other = self.graph.array(name)
                 if np.array_equal(other, mine) or np.array_equal(other, mine.T):
                     return True
         return False

@@ -1,20 +1,22 @@
-"""Parts of a model that remember or depend on more than its weights: batch statistics and training mode."""
+"""BatchNormalization: statistics that belong to old weights, and norms that only multiply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import Layer
+from lsuv_cli.model.random_ops import drops
 
-Array = NDArray[Any]
+# A factor outside of these would take a chain of pending scales out of float32's range.
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
+DEFAULT_EPSILON = 1e-5
 
 
-def behind(graph: Graph, layers: tuple[Layer, ...]) -> Iterator[int]:
+def behind(graph: Graph, layers: Iterable[Layer]) -> Iterator[int]:
     """The BatchNormalization nodes that read a layer's output: their statistics belong to its old weight."""
     outputs = {layer.output for layer in layers}
     for k, node in enumerate(graph.nodes):
@@ -22,7 +24,7 @@ def behind(graph: Graph, layers: tuple[Layer, ...]) -> Iterator[int]:
             yield k
 
 
-def resets(graph: Graph, nodes: list[int]) -> dict[tuple[int, int], float]:
+def resets(graph: Graph, nodes: Iterable[int]) -> dict[tuple[int, int], float]:
     """What --reset-norm writes: running mean 0 and variance 1, at (node, input position)."""
     return {
         (k, position): number
@@ -32,39 +34,45 @@ def resets(graph: Graph, nodes: list[int]) -> dict[tuple[int, int], float]:
     }
 
 
-def multipliers(graph: Graph, layers: Iterable[Layer], read: Callable[[str], Array]) -> dict[str, float]:
-    """The layers, by their outputs, that only a BatchNormalization reads which multiplies by one number; that number.
+def with_factors(graph: Graph, layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """The layers, each with the factor of the BatchNormalization behind it, where that only multiplies."""
+    return tuple(replace(layer, norm_factor=_factor(graph, layer)) for layer in layers)
 
-    All do in a network that was never trained: mean and shift are zero, the factors the same for all channels.
+
+def _factor(graph: Graph, layer: Layer) -> float | None:
+    """c, where a layer's only reader is a BatchNormalization that reduces to y = c·x.
+
+    In a network that was never trained all do: mean and shift are zero, the factors the same for all channels.
     """
-    found: dict[str, float] = {}
-    for layer in layers:
-        readers = [graph.nodes[k] for k in graph.readers.get(layer.output, ())]
-        if layer.activation or [node.op_type for node in readers] != ["BatchNormalization"]:
-            continue
-        node = readers[0]
-        if attribute(node, "training_mode", 0) or not all(name in graph.tensors for name in node.input[1:]):
-            continue
-        scale, shift, mean, variance = (np.asarray(read(name), np.float64) for name in node.input[1:5])
-        with np.errstate(all="ignore"):
-            factors = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        if np.any(shift) or np.any(mean) or not factors.size or not np.all(factors == factors.flat[0]):
-            continue
-        if 1e-6 < factors.flat[0] < 1e6:
-            found[layer.output] = float(factors.flat[0])
-    return found
+    readers = [graph.nodes[k] for k in graph.readers.get(layer.output, ())]
+    if layer.activation or [n.op_type for n in readers] != ["BatchNormalization"]:
+        return None
+    node = readers[0]
+    if attribute(node, "training_mode", 0) or not all(name in graph.tensors for name in node.input[1:]):
+        return None
+    scale, shift, mean, variance = (np.asarray(graph.array(name), np.float64) for name in node.input[1:5])
+    with np.errstate(all="ignore"):
+        factors = scale / np.sqrt(variance + attribute(node, "epsilon", DEFAULT_EPSILON))
+    if np.any(shift) or np.any(mean) or not factors.size or not np.all(factors == factors.flat[0]):
+        return None
+    factor = float(factors.flat[0])
+    return factor if SMALLEST_FACTOR < factor < LARGEST_FACTOR else None
 
 
-def training_mode(graph: Graph, read: Callable[[str], Array]) -> Iterator[str]:
-    """A warning for each kind of node that behaves as in training, so that what it gives is not repeatable."""
-    for op, effect in (("Dropout", "drops values at random"), ("BatchNormalization", "uses each batch's statistics")):
-        count = 0
-        for node in graph.nodes:
-            if node.op_type == op:
-                flag = attribute(node, "training_mode", 0)
-                if op == "Dropout" and len(node.input) > 2 and node.input[2] in graph.tensors:
-                    flag = bool(np.any(read(node.input[2])))
-                count += bool(flag)
-        if count:
-            plural = "nodes are" if count > 1 else "node is"
-            yield f"{count} {op} {plural} in training mode and {effect}: the variances are not repeatable"
+def training_mode(graph: Graph) -> Iterator[str]:
+    """A warning for each kind of node that behaves as in training."""
+    dropping = sum(drops(node, graph.tensors) for node in graph.nodes)
+    if dropping:
+        nodes = "nodes are" if dropping > 1 else "node is"
+        yield (
+            f"{dropping} Dropout {nodes} in training mode: values are dropped at random, the same ones in calibration "
+            "and verification, and the variances are those of training"
+        )
+    norms = [node for node in graph.nodes if node.op_type == "BatchNormalization"]
+    training = sum(bool(attribute(node, "training_mode", 0)) for node in norms)
+    if training:
+        nodes = "nodes are" if training > 1 else "node is"
+        yield (
+            f"{training} BatchNormalization {nodes} in training mode and uses each batch's statistics: the variances "
+            "depend on how the data is batched"
+        )

@@ -2,28 +2,26 @@
 
 1. A constant that a node reads is a stored tensor (an initializer or the value of a Constant node), perhaps behind
    nodes that only rename elements (views.py). A write goes to the stored tensor, through the inverse views.
-2. Where the chain of views ends at any other node, that node's value is an expression of constants. It is worked
-   out by onnx's reference evaluator, so that it can be folded into one tensor.
+2. Where the chain of views ends at any other node, that node's value is an expression of constants (`Graph.evaluate`),
+   which can be folded into one tensor.
 3. Quantized and sparse tensors, and those inside a function of the model, cannot be written: LeftAlone says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from lsuv_cli.model import views
-from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.views import Shape, View
 
 Array = NDArray[Any]
-Read = Callable[[str], Array]  # a stored tensor's present values
 
 FLOATS: dict[int, str] = {
     TensorProto.FLOAT: "float32",
@@ -32,6 +30,7 @@ FLOATS: dict[int, str] = {
     TensorProto.DOUBLE: "float64",
 }
 VIEW_OPS = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+SHAPE_OPS = frozenset({"Shape", "Size"})
 
 
 class LeftAlone(Exception):
@@ -68,11 +67,10 @@ class Weight:
 
 
 class Constants:
-    """The constants of one graph; expressions are worked out once."""
+    """The weights of one graph; expressions are worked out once."""
 
-    def __init__(self, graph: Graph, read: Read) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.read = read
         self.folded: dict[str, Array] = {}
 
     def weight(self, value: str) -> Weight:
@@ -100,28 +98,41 @@ class Constants:
 
     def _stored(self, base: str) -> tuple[str, str, Shape]:
         """Place, type and shape of what a chain of views begins with."""
-        if base in self.graph.tensors:
-            tensor = self.graph.tensors[base]
+        graph = self.graph
+        if base in graph.tensors:
+            tensor = graph.tensors[base]
             dtype = _float_name(tensor.data_type, "stored as")
-            if base in self.graph.initializers:
+            if base in graph.initializers:
                 external = tensor.data_location == TensorProto.EXTERNAL
                 return "external" if external else "initializer", dtype, tuple(tensor.dims)
-            if base not in self.graph.own:
+            if base not in graph.places:
                 raise LeftAlone("its weight is a constant inside a function of the model")
             return "constant", dtype, tuple(tensor.dims)
-        if any(self.graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)[0]):
+        if any(graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)):
             raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")
         if base not in self.folded:
-            self.folded[base] = self.evaluate(base)
-        if base not in self.graph.own:
+            self.folded[base] = self._evaluate(base)
+        if base not in graph.places:
             raise LeftAlone("its weight is computed inside a function of the model")
         array = self.folded[base]
         return "folded", _float_name(helper.np_dtype_to_tensor_dtype(array.dtype), "of type"), array.shape
 
+    def _expression(self, base: str) -> set[int]:
+        try:
+            return self.graph.expression(base)[0]
+        except Unknown as why:
+            raise LeftAlone(str(why).replace("it is", "its weight is", 1)) from why
+
+    def _evaluate(self, value: str) -> Array:
+        try:
+            return self.graph.evaluate(value)
+        except Unknown as why:
+            raise LeftAlone(str(why).replace("it is", "its weight is", 1)) from why
+
     def _step(self, node: NodeProto, shape: Shape) -> View:
         """The view that one node takes of a tensor of the given shape."""
         second = node.input[1] if len(node.input) > 1 and node.input[1] else None
-        numbers = [int(x) for x in np.ravel(self.evaluate(second))] if second else None
+        numbers = [int(x) for x in np.ravel(self._evaluate(second))] if second else None
         match node.op_type:
             case "Transpose":
                 return views.transposed(shape, attribute(node, "perm"))
@@ -134,59 +145,10 @@ class Constants:
         wanted = attribute(node, "shape", numbers)
         return views.reshaped(shape, wanted or (), bool(attribute(node, "allowzero", 0)))
 
-    def _expression(self, value: str) -> tuple[set[int], set[str]]:
-        """The nodes that make a constant, and the stored tensors they begin with."""
-        stored: set[str] = set()
-        needed: set[int] = set()
-        wanted = [value]
-        while wanted:
-            name = wanted.pop()
-            if name in self.graph.tensors:
-                stored.add(name)
-            elif name in self.graph.sparse:
-                raise LeftAlone("its weight is computed from a sparse tensor")
-            elif (k := self.graph.producer[name]) not in needed:
-                needed.add(k)
-                wanted.extend(self.graph.reads(k))
-        return needed, stored
-
-    def shape(self, value: str) -> Shape:
-        """The shape of any constant, whether it can be written or not."""
-        if value in self.graph.tensors:
-            return tuple(self.graph.tensors[value].dims)
-        return self.evaluate(value).shape
-
-    def evaluate(self, value: str) -> Array:
-        """The value of a constant."""
-        if value in self.graph.tensors:
-            return np.asarray(self.read(value))
-        needed, stored = self._expression(value)
-        nodes = [self.graph.nodes[k] for k in sorted(needed)]
-        from onnx.reference import ReferenceEvaluator
-
-        try:
-            tensors = [numpy_helper.from_array(np.asarray(self.read(name)), name) for name in sorted(stored)]
-            body = helper.make_graph(nodes, "constants", [], [onnx.ValueInfoProto(name=value)], tensors)
-            model = helper.make_model(body, opset_imports=self.graph.opsets, ir_version=max(self.graph.ir_version, 4))
-            with np.errstate(all="ignore"):
-                (array,) = ReferenceEvaluator(model).run(None, {})
-        except Exception as problem:
-            ops = ", ".join(dict.fromkeys(node.op_type for node in nodes))
-            raise LeftAlone(f"its weight is computed by {ops}, which cannot be folded") from problem
-        return np.asarray(array)
-
-
-def evaluate(graph: Graph, read: Read, value: str) -> Array | None:
-    """The value of any constant of a graph; None if it cannot be worked out."""
-    try:
-        return Constants(graph, read).evaluate(value)
-    except LeftAlone:
-        return None
-
 
 def is_view(node: NodeProto) -> bool:
     """Whether a node only renames the elements of its first input."""
-    return node.op_type in VIEW_OPS and node.domain in {"", "ai.onnx"}
+    return node.op_type in VIEW_OPS and is_standard(node)
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
@@ -198,7 +160,8 @@ def numpy_type(name: str) -> np.dtype[Any]:
 def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
     """Every node that reads a stored tensor, directly or through views, with the name it reads it by.
 
-    A graph output is a reader too; it is given as node -1. A node that reads it at two inputs is given twice.
+    A graph output is a reader too; it is given as node -1. A node that reads it at two inputs is given twice. A node
+    that reads nothing of it but its shape is no reader: the shape stays as it is.
     """
     names = [base]
     while names:
@@ -207,6 +170,8 @@ def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
             yield -1, name
         for k in graph.readers.get(name, ()):
             node = graph.nodes[k]
+            if node.op_type in SHAPE_OPS and is_standard(node):
+                continue
             times = list(node.input).count(name) + graph.captured.get(k, ()).count(name)
             if is_view(node) and node.input[0] == name and times == 1:
                 names.extend(node.output)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -20,9 +20,9 @@ from typing import IO, Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
-from lsuv_cli.cli import child_process as guard
+from lsuv_cli import temporary
 from lsuv_cli.errors import OutputError
 from lsuv_cli.model.file import ModelFile, Range, id_of, is_external, load, tensors
 
@@ -44,8 +44,6 @@ class Draft:
         self._end = 0
         self._placed: dict[tuple[str, ...], Range] = {}
         self._lock: IO[bytes] | None = None
-        self._initializers = {t.name: t for t in file.proto.graph.initializer}
-        self._constants = {n.output[0]: n for n in file.proto.graph.node if n.op_type == "Constant" and n.output}
         if output is not None:
             _check_output(output, file, force)
 
@@ -56,7 +54,7 @@ class Draft:
                 _remove_leftovers(directory)
                 # Named before it is made, so that an interruption right between the two leaves nothing.
                 self.scratch = directory / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
-                guard.announce(self.scratch)
+                temporary.announce(self.scratch)
                 self.scratch.mkdir(mode=0o700)
                 self._lock = (self.scratch / "lock").open("wb")
                 _lock(self._lock)
@@ -77,28 +75,12 @@ class Draft:
                 file.close()
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
-            guard.withdraw(self.scratch)
+            temporary.withdraw(self.scratch)
 
-    # What is stored
+    # Tensors
 
-    def holds(self, name: str) -> bool:
-        """Whether the user's main graph itself stores a tensor of this name."""
-        return name in self._initializers or name in self._constants
-
-    def tensor(self, name: str) -> TensorProto:
-        """The stored tensor of an initializer or of a Constant node."""
-        if name in self._initializers:
-            return self._initializers[name]
-        return self._constants[name].attribute[0].t
-
-    def array(self, name: str) -> Array:
-        """A stored tensor's values, as they are now."""
-        if name not in self._initializers and self._constants[name].attribute[0].name != "value":
-            held = self._constants[name].attribute[0]
-            value = helper.get_attribute_value(held)
-            kind = {"value_float": np.float32, "value_floats": np.float32}.get(held.name)
-            return np.asarray(value, kind or (np.int64 if "int" in held.name.split("_")[1] else object))
-        tensor = self.tensor(name)
+    def array(self, tensor: TensorProto) -> Array:
+        """A tensor's values as they are now."""
         place = self._placed.get(id_of(tensor))
         if place is not None and self._data is not None:
             self._data.flush()
@@ -106,89 +88,29 @@ class Draft:
             return np.memmap(place.path, dtype, "r", place.offset, tuple(tensor.dims))
         return self.file.array(tensor)
 
-    def reader(self, tensors: Mapping[str, TensorProto]) -> Callable[[str], Array]:
-        """Reads a graph's tensors as they are now; those inside functions of the model are none of the draft's."""
-        return lambda name: self.array(name) if self.holds(name) else self.file.array(tensors[name])
-
-    def store(self, name: str, array: Array) -> None:
-        """Give a stored tensor other values (of its own shape and type)."""
-        if name not in self._initializers and self._constants[name].attribute[0].name != "value":
-            held = self._constants[name].attribute[0]
-            if held.name == "value_floats":
-                held.floats[:] = np.ravel(array).tolist()
-            else:
-                held.f = float(np.ravel(array)[0])
-            return
-        tensor = self.tensor(name)
+    def store(self, tensor: TensorProto, array: Array) -> None:
+        """Give a tensor of the model other values (of its own shape and type)."""
         data = np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(tensor.data_type))
         if is_external(tensor) and self._data is not None:
             self._write(tensor, data)
-            return
-        _embed(tensor, data.tobytes())
+        else:
+            _embed(tensor, data.tobytes())
 
-    # Changes of structure
-
-    def add(self, name: str, array: Array) -> str:
-        """Add an initializer under this name, or one like it if it is taken; the name it got."""
-        graph = self.file.proto.graph
-        taken = {t.name for t in graph.initializer} | {i.name for i in graph.input}
-        taken |= {output for node in graph.node for output in node.output}
-        free = name
-        count = 1
-        while free in taken:
-            count += 1
-            free = f"{name}_{count}"
-        return self._append(free, array)
-
-    def _append(self, name: str, array: Array) -> str:
-        graph = self.file.proto.graph
+    def append(self, body: onnx.GraphProto, name: str, array: Array) -> None:
+        """Add an initializer to the main graph or to the body of an If."""
         data = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
-        tensor = graph.initializer.add(name=name, dims=data.shape)
+        tensor = body.initializer.add(name=name, dims=data.shape)
         tensor.data_type = helper.np_dtype_to_tensor_dtype(data.dtype)
-        self._initializers[name] = tensor
         if self._data is not None and data.nbytes > MOVED_OUT:
             tensor.data_location = TensorProto.EXTERNAL
             tensor.external_data.add(key="location", value=f"new {name}")
             self._write(tensor, data)
         else:
             tensor.raw_data = data.tobytes()
-        if self.file.proto.ir_version < 4:  # then every initializer has to be listed as an input as well
-            graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-        return name
-
-    def rewire(self, output: str, position: int, name: str) -> None:
-        """Let the node that makes `output` read another value."""
-        self._node(output).input[position] = name
-
-    def fold(self, value: str, array: Array) -> None:
-        """Put an initializer in the place of the node that makes a value, and drop what nothing reads then."""
-        graph = self.file.proto.graph
-        node = self._node(value)
-        graph.node.remove(node)
-        self._append(value, array)
-        self._drop_unread([name for name in node.input if name])
-
-    def _drop_unread(self, names: list[str]) -> None:
-        from lsuv_cli.model.graph import captures
-
-        graph = self.file.proto.graph
-        while names:
-            name = names.pop()
-            read = {n for node in graph.node for n in (*node.input, *captures(node))}
-            if name in read or any(o.name == name for o in graph.output):
-                continue
-            maker = next((node for node in graph.node if name in node.output), None)
-            if maker is not None:
-                if not any(o in read for o in maker.output):
-                    graph.node.remove(maker)
-                    self._constants.pop(name, None)
-                    names.extend(n for n in maker.input if n)
-            elif name in self._initializers and not any(i.name == name for i in graph.input):
-                graph.initializer.remove(self._initializers.pop(name))
-                self._initializers = {t.name: t for t in graph.initializer}
-
-    def _node(self, output: str) -> NodeProto:
-        return next(node for node in self.file.proto.graph.node if output in node.output)
+        if (
+            self.file.proto.ir_version < 4 and body is self.file.proto.graph
+        ):  # then every initializer has to be listed as an input as well
+            body.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
 
     # The file
 

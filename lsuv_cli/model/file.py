@@ -50,6 +50,11 @@ class ModelFile:
                 raise ModelError(f"{name}: tensor {tensor.name!r} has {held} bytes, its shape wants {wanted}")
 
     @property
+    def path(self) -> str:
+        """Where the model lies; empty for one in memory."""
+        return self.name if self.directory is not None else ""
+
+    @property
     def has_external_data(self) -> bool:
         return bool(self.ranges)
 

@@ -1,48 +1,66 @@
-"""The working copy of a model's graph: in order, without functions, with constants told from values.
+"""The working copy of a model's graph: flat, in order, with constants told from values, and knowing the constants'
+numbers.
 
-The user's model is never run or changed through this copy. Constants are references to the model's own
-tensors, so that the copy costs no memory for weights.
+The user's model is never run or changed through this copy. Constants are references to the model's own tensors, so that
+the copy costs no memory for weights; `Graph.array` reads them when asked, as they are then.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model.flatten import STANDARD_DOMAINS, Place, flatten, inner_graphs, label
+from lsuv_cli.model.random_ops import is_random
 
-# Never constant, whatever their inputs are.
-RANDOM_OPS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
+Array = NDArray[Any]
 
 OLDEST_OPSET = 7
 NEW_OPSET = 18  # where a model has nothing but operators of other domains
+LARGEST_CONSTANT = 1 << 30  # elements of a value in an expression of constants; a damaged model can ask for any number
+
+
+class Unknown(Exception):
+    """A constant whose value cannot be worked out; the message says why."""
+
+
+class Source(Protocol):
+    """Whatever holds the tensors: a model's file, or the draft of a new one."""
+
+    def array(self, tensor: TensorProto) -> Array:
+        """A tensor's values as they are now."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in an order in which they can run, and who makes and reads each value."""
+    """Nodes in an order in which they can run, who makes and reads each value, and what the constants are."""
 
     nodes: tuple[NodeProto, ...]  # Constant nodes are not among them
     inputs: Mapping[str, ValueInfoProto]  # what the user must feed
     outputs: tuple[str, ...]
     tensors: Mapping[str, TensorProto]  # initializers and the values of Constant nodes
-    initializers: frozenset[str]  # those of the tensors that the user's main graph lists as such
+    initializers: Mapping[str, onnx.GraphProto]  # those of the tensors that a graph lists as such, and that graph
     sparse: Mapping[str, onnx.SparseTensorProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
-    own: frozenset[str]  # the values that nodes of the user's own main graph make: those can be rewired
+    functions: tuple[onnx.FunctionProto, ...]  # of which calls are left
+    places: Mapping[str, Place]  # values whose node can be rewired or folded, and where it stands
+    untaken: tuple[tuple[str, onnx.GraphProto], ...]  # branches that the data does not take, by the name of their If
     producer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
-    constant: frozenset[str]  # values that depend on no input
+    constant: frozenset[str]  # values that depend on no input and on no random number
     captured: Mapping[int, tuple[str, ...]]  # outer values that the node's inner graphs read
+    source: Source
 
     def opset(self, domain: str = "") -> int:
         """The version of an operator set that the model imports."""
@@ -53,58 +71,106 @@ class Graph:
         yield from (name for name in self.nodes[index].input if name)
         yield from self.captured.get(index, ())
 
+    def array(self, name: str) -> Array:
+        """A stored tensor's values as they are now."""
+        return self.source.array(self.tensors[name])
 
-def build(model: onnx.ModelProto) -> Graph:
-    """Make the working copy of a model."""
-    functions = {(f.domain, f.name) for f in model.functions}
-    # What a call of a function puts out is made by a node of the function's body.
-    own = frozenset(
-        name
-        for node in model.graph.node
-        if (node.domain, node.op_type) not in functions
-        for name in node.output
-        if name
-    )
-    listed, inner_constants = _inlined(model) if model.functions else (list(model.graph.node), {})
-    tensors = {t.name: t for t in model.graph.initializer} | inner_constants
-    sparse = {t.values.name: t for t in model.graph.sparse_initializer}
-    nodes: list[NodeProto] = []
-    for node in listed:
-        tensor = _constant_value(node)
-        if isinstance(tensor, TensorProto):
-            tensors[node.output[0]] = tensor
-        elif tensor is not None:
-            sparse[node.output[0]] = tensor
-        else:
-            nodes.append(node)
-    inputs = {i.name: i for i in model.graph.input if i.name not in tensors and i.name not in sparse}
-    captured_by = {id(node): tuple(sorted(set(captures(node)))) for node in nodes if _inner_graphs(node)}
-    available = {*inputs, *tensors, *sparse}
-    ordered = _in_order(nodes, captured_by, available)
+    def nbytes(self, name: str) -> int:
+        """What a stored tensor takes while it runs in float32; 0 for anything else."""
+        return math.prod(self.tensors[name].dims) * 4 if name in self.tensors else 0
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a constant."""
+        if name in self.tensors:
+            return tuple(self.tensors[name].dims)
+        return self.evaluate(name).shape
+
+    def evaluate(self, name: str) -> Array:
+        """The value of a constant, stored or computed from stored ones; `Unknown` if it cannot be worked out."""
+        if name in self.tensors:
+            return np.asarray(self.array(name))
+        if name not in self.constant:
+            raise Unknown("it depends on the model's input")
+        indices, stored = self.expression(name)
+        arrays = {tensor: np.asarray(self.array(tensor)) for tensor in sorted(stored)}
+        nodes = [self.nodes[k] for k in sorted(indices)]
+        ops = ", ".join(dict.fromkeys(node.op_type for node in nodes))
+        if any(inner_graphs(node) for node in nodes) or self.functions:
+            raise Unknown(f"it is computed by {ops}, which is not worked out beforehand")
+        tensors = [numpy_helper.from_array(array, tensor) for tensor, array in arrays.items()]
+        body = helper.make_graph(nodes, "constants", [], [ValueInfoProto(name=name)], tensors)
+        model = helper.make_model(body, opset_imports=self.opsets, ir_version=max(self.ir_version, 4))
+        if (size := _largest(model)) > LARGEST_CONSTANT:
+            raise Unknown(f"it is computed by way of a tensor of {size:,} elements")
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            with np.errstate(all="ignore"):
+                (array,) = ReferenceEvaluator(model).run(None, {})
+        except MemoryError:
+            raise
+        except Exception as problem:  # operators that the evaluator lacks, or that the model calls wrongly: anything
+            raise Unknown(f"it is computed by {ops}, which cannot be folded") from problem
+        return np.asarray(array)
+
+    def known(self, name: str) -> Array | None:
+        """The value of a constant; None if it cannot be worked out."""
+        try:
+            return self.evaluate(name)
+        except Unknown:
+            return None
+
+    def expression(self, name: str) -> tuple[set[int], set[str]]:
+        """The nodes that make a constant, and the stored tensors they begin with."""
+        stored: set[str] = set()
+        indices: set[int] = set()
+        wanted = [name]
+        while wanted:
+            value = wanted.pop()
+            if value in self.tensors:
+                stored.add(value)
+            elif value in self.sparse:
+                raise Unknown("it is computed from a sparse tensor")
+            elif (k := self.producer[value]) not in indices:
+                indices.add(k)
+                wanted.extend(self.reads(k))
+        return indices, stored
+
+
+def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] | None = None) -> Graph:
+    """Make the working copy of a model. `branches`: which branch an If takes, by its first output."""
+    flat = flatten(model, branches or {})
+    inputs = {i.name: i for i in model.graph.input if i.name not in flat.tensors and i.name not in flat.sparse}
+    captured_by = {id(node): tuple(sorted(set(captures(node)))) for node in flat.nodes if inner_graphs(node)}
+    available = {*inputs, *flat.tensors, *flat.sparse}
+    ordered = _in_order(flat.nodes, captured_by, available)
     producer = {name: k for k, node in enumerate(ordered) for name in node.output if name}
     captured = {k: captured_by[id(node)] for k, node in enumerate(ordered) if id(node) in captured_by}
     readers: dict[str, list[int]] = defaultdict(list)
-    constant = {*tensors, *sparse}
+    constant = {*flat.tensors, *flat.sparse}
     for k, node in enumerate(ordered):
         names = [*(n for n in node.input if n), *captured.get(k, ())]
         for name in dict.fromkeys(names):
             readers[name].append(k)
-        if node.op_type not in RANDOM_OPS and all(name in constant for name in names):
+        if all(name in constant for name in names) and not is_random(node, flat.tensors):
             constant.update(name for name in node.output if name)
     return Graph(
         nodes=tuple(ordered),
         inputs=inputs,
         outputs=tuple(o.name for o in model.graph.output),
-        tensors=tensors,
-        initializers=frozenset(t.name for t in model.graph.initializer),
-        sparse=sparse,
+        tensors=flat.tensors,
+        initializers=flat.initializers,
+        sparse=flat.sparse,
         opsets=_opsets(model),
         ir_version=model.ir_version,
-        own=own,
+        functions=tuple(flat.functions),
+        places=flat.places,
+        untaken=tuple(flat.untaken),
         producer=producer,
         readers={name: tuple(at) for name, at in readers.items()},
         constant=frozenset(constant),
         captured=captured,
+        source=source,
     )
 
 
@@ -113,13 +179,18 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     for item in node.attribute:
         if item.name == name:
             value = helper.get_attribute_value(item)
-            return value.decode() if isinstance(value, bytes) else value
+            return value.decode(errors="replace") if isinstance(value, bytes) else value
     return default
+
+
+def is_standard(node: NodeProto) -> bool:
+    """Whether a node's operator is one of ONNX's own operator set."""
+    return node.domain in STANDARD_DOMAINS
 
 
 def captures(node: NodeProto) -> Iterator[str]:
     """The outer values that a node's inner graphs (If, Loop, Scan bodies) read."""
-    for inner in _inner_graphs(node):
+    for inner in inner_graphs(node):
         inside = {i.name for i in inner.input} | {t.name for t in inner.initializer}
         inside |= {t.values.name for t in inner.sparse_initializer}
         inside |= {name for n in inner.node for name in n.output}
@@ -128,85 +199,25 @@ def captures(node: NodeProto) -> Iterator[str]:
         yield from (o.name for o in inner.output if o.name not in inside)
 
 
-def inner_nodes(node: NodeProto) -> Iterator[NodeProto]:
-    """All nodes of a node's inner graphs, at any depth."""
-    for inner in _inner_graphs(node):
-        for n in inner.node:
-            yield n
-            yield from inner_nodes(n)
-
-
-def _inner_graphs(node: NodeProto) -> list[onnx.GraphProto]:
-    found: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            found.append(attribute.g)
-        elif attribute.type == AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
-
-
 def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
     """The operator sets of the working copy: the model's own, with a standard one that probes can be made of.
 
     onnxruntime runs old models with the operators that opset 7 left as they were. Those that it changed, Add and
     Mul among them, it runs from opset 7 on only; so an older model loses nothing by calling itself opset 7.
     """
-    standard = {"", "ai.onnx"}
-    version = next((o.version for o in model.opset_import if o.domain in standard), NEW_OPSET)
-    others = (o for o in model.opset_import if o.domain not in standard)
+    version = next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), NEW_OPSET)
+    others = (o for o in model.opset_import if o.domain not in STANDARD_DOMAINS)
     return (helper.make_opsetid("", max(version, OLDEST_OPSET)), *others)
 
 
-def _inlined(model: onnx.ModelProto) -> tuple[list[NodeProto], dict[str, TensorProto]]:
-    """The nodes with every call of a local function replaced by the function's body.
-
-    The initializers stay out of the copy: names of the main graph survive inlining, so they still fit.
-    """
-    from onnx import inliner
-
-    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    for field in ("name", "node", "input", "output", "value_info"):
-        value = getattr(model.graph, field)
-        if isinstance(value, str):
-            setattr(bare.graph, field, value)
-        else:
-            getattr(bare.graph, field).extend(value)
-    known = {i.name for i in bare.graph.input}
-    for tensor in model.graph.initializer:
-        if tensor.name not in known:
-            bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+def _largest(model: onnx.ModelProto) -> int:
+    """The elements of the largest value whose shape can be inferred."""
     try:
-        flat = inliner.inline_local_functions(bare)
-    except Exception as problem:
-        raise ModelError(f"the model's local functions cannot be inlined: {problem}") from problem
-    return list(flat.graph.node), {t.name: t for t in flat.graph.initializer}
-
-
-def _constant_value(node: NodeProto) -> TensorProto | onnx.SparseTensorProto | None:
-    """The tensor of a Constant node, whichever of its eight attributes holds it; None for other nodes."""
-    if node.op_type != "Constant" or node.domain not in {"", "ai.onnx"} or len(node.attribute) != 1:
-        return None
-    held = node.attribute[0]
-    match held.name:
-        case "value":
-            return held.t
-        case "sparse_value":
-            return held.sparse_tensor
-        case "value_float":
-            return helper.make_tensor(node.output[0], TensorProto.FLOAT, [], [held.f])
-        case "value_floats":
-            return helper.make_tensor(node.output[0], TensorProto.FLOAT, [len(held.floats)], held.floats)
-        case "value_int":
-            return helper.make_tensor(node.output[0], TensorProto.INT64, [], [held.i])
-        case "value_ints":
-            return helper.make_tensor(node.output[0], TensorProto.INT64, [len(held.ints)], held.ints)
-        case "value_string":
-            return TensorProto(name=node.output[0], data_type=TensorProto.STRING, string_data=[held.s])
-        case "value_strings":
-            dims = [len(held.strings)]
-            return TensorProto(name=node.output[0], dims=dims, data_type=TensorProto.STRING, string_data=held.strings)
-    return None
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # inference fails on healthy models too, and is only a precaution
+        return 0
+    shapes = [info.type.tensor_type.shape.dim for info in (*inferred.graph.value_info, *inferred.graph.output)]
+    return max((math.prod(max(d.dim_value, 1) for d in dims) for dims in shapes), default=0)
 
 
 def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], available: set[str]) -> list[NodeProto]:
@@ -219,7 +230,7 @@ def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], 
         for name in needs:
             if name not in made:
                 raise ModelError(
-                    f"node {node.name or node.output[0]!r} ({node.op_type}) reads {name!r}, "
+                    f"node {label(node)!r} ({node.op_type}) reads {name!r}, "
                     "which is no input, initializer or node output of the model"
                 )
             waiting[name].append(k)
@@ -238,5 +249,5 @@ def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], 
     if len(ordered) < len(nodes):
         done = {id(node) for node in ordered}
         stuck = next(node for node in nodes if id(node) not in done)
-        raise ModelError(f"the graph has a cycle through node {stuck.name or stuck.output[0]!r} ({stuck.op_type})")
+        raise ModelError(f"the graph has a cycle through node {label(stuck)!r} ({stuck.op_type})")
     return ordered

@@ -15,7 +15,7 @@ Whatever looks like a layer and cannot be initialized is listed too, with the re
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,8 +25,9 @@ from onnx import NodeProto
 
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model import matrices
-from lsuv_cli.model.constants import Constants, LeftAlone, Read, Weight
-from lsuv_cli.model.graph import Graph, attribute, inner_nodes
+from lsuv_cli.model.constants import Constants, LeftAlone, Weight
+from lsuv_cli.model.flatten import nodes_inside
+from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.matrices import MatrixForm
 from lsuv_cli.model.modules import Modules
 from lsuv_cli.model.views import Shape
@@ -49,7 +50,7 @@ OPAQUE_OPS = frozenset({"Attention", "QAttention", "MultiHeadAttention", "Packed
 
 
 @dataclass(frozen=True)
-class Bias:
+class LayerBias:
     """What is added to a layer's product: `factor` times a value, which may be constant."""
 
     value: str
@@ -58,6 +59,7 @@ class Bias:
     node: int = -1  # the Add behind the layer, or -1 for the layer's own node
     shape: tuple[int, ...] | None = None  # as it must be reshaped to be added to the output
     constant: bool = True
+    kept: bool = False  # it stays and may not be zero, so that it is added after scaling
 
 
 @dataclass(frozen=True)
@@ -71,21 +73,27 @@ class Layer:
     position: int  # which input of the node the weight is
     form: MatrixForm
     output: str  # the measured value
-    bias: Bias | None
+    bias: LayerBias | None
     activation: str = ""  # inside a fused operator
     notes: tuple[str, ...] = ()
     module: str = ""  # the PyTorch module it was exported from, if the file tells
+    norm_factor: float | None = None  # c, where its only reader is a BatchNormalization that reduces to y = c·x
 
     @property
     def groups(self) -> int:
         return self.form.shape[0]
 
-    def is_linear(self, keeps_bias: Collection[str]) -> bool:
+    @property
+    def keeps_bias(self) -> bool:
+        return self.bias is not None and self.bias.kept
+
+    @property
+    def is_linear(self) -> bool:
         """Whether s times the weight makes what is measured s times as large, the bias aside.
 
         With an activation inside it may not; then a trial's scale is no more than a good guess for the next.
         """
-        return not self.activation or (self.activation in HOMOGENEOUS_ACTIVATIONS and self.output not in keeps_bias)
+        return not self.activation or (self.activation in HOMOGENEOUS_ACTIVATIONS and not self.keeps_bias)
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Found:
+class LayerSet:
     """All that looks like a layer, in the order of execution."""
 
     layers: tuple[Layer, ...]
@@ -123,12 +131,12 @@ class Found:
     folded: Mapping[str, Array] = field(default_factory=dict)  # the value of each folded expression
 
 
-def find(graph: Graph, read: Read) -> Found:
-    """All layers of a graph; `read` gives a stored tensor's values."""
-    return _Finder(graph, Constants(graph, read)).run()
+def find(graph: Graph) -> LayerSet:
+    """All layers of a graph."""
+    return _Finder(graph).run()
 
 
-def choose(found: Found, include: Sequence[str], exclude: Sequence[str]) -> Found:
+def choose(found: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
     """Leave out the layers whose names the user's patterns do not want."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
     names = [item.module or item.name for item in both]
@@ -162,7 +170,7 @@ def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
     return fnmatchcase(item.name, pattern) or (bool(item.module) and fnmatchcase(item.module, pattern))
 
 
-def leave(found: Found, reasons: Mapping[str, str]) -> Found:
+def leave(found: LayerSet, reasons: Mapping[str, str]) -> LayerSet:
     """Move some layers, named by their outputs, to the skipped ones, each with its reason."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
     moved = [
@@ -191,9 +199,9 @@ def by_tensor(found: Iterable[Layer]) -> dict[str, list[Layer]]:
 
 
 class _Finder:
-    def __init__(self, graph: Graph, constants: Constants) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.constants = constants
+        self.constants = Constants(graph)
         self.modules = Modules(graph)
         names = Counter(node.name for node in graph.nodes)
         self.unique = {name for name, count in names.items() if name and count == 1}
@@ -201,7 +209,7 @@ class _Finder:
     def name(self, node: NodeProto) -> str:
         return node.name if node.name in self.unique else _first_output(node)
 
-    def run(self) -> Found:
+    def run(self) -> LayerSet:
         layers: list[Layer] = []
         skipped: list[Skipped] = []
         recurrent: list[Recurrent] = []
@@ -215,11 +223,11 @@ class _Finder:
             except LeftAlone as why:
                 module = self.modules.of(node)
                 skipped.append(Skipped(k, self.name(node), node.op_type, str(why), module=module))
-            for inner in inner_nodes(node):
+            for inner in nodes_inside(node):
                 if inner.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS):
                     why_inner = f"it is inside the body of {node.op_type} {self.name(node)}"
                     skipped.append(Skipped(k, self.name(inner), inner.op_type, why_inner))
-        return Found(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
+        return LayerSet(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
 
     def look(self, k: int, node: NodeProto) -> Layer | Recurrent | None:
         """What a node is; None for all that does not look like a layer."""
@@ -273,33 +281,33 @@ class _Finder:
         module = self.modules.of(node)
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
-    def own_bias(self, node: NodeProto, weight: Weight) -> Bias | None:
+    def own_bias(self, node: NodeProto, weight: Weight) -> LayerBias | None:
         """The bias that an operator takes as its third input."""
         if node.op_type not in CONVOLUTIONS | {"Gemm", "FusedGemm"} or len(node.input) < 3 or not node.input[2]:
             return None
         constant = node.input[2] in self.graph.constant
         if node.op_type in CONVOLUTIONS:
-            return Bias(node.input[2], shape=(-1, *[1] * (len(weight.shape) - 2)), constant=constant)
-        return Bias(node.input[2], float(attribute(node, "beta", 1.0)), constant=constant)
+            return LayerBias(node.input[2], shape=(-1, *[1] * (len(weight.shape) - 2)), constant=constant)
+        return LayerBias(node.input[2], float(attribute(node, "beta", 1.0)), constant=constant)
 
     def added_bias(
         self, op: str, weight: Weight, form: MatrixForm, position: int, output: str
-    ) -> tuple[Bias | None, str]:
+    ) -> tuple[LayerBias | None, str]:
         """The constant that the only reader of a layer's output adds to it, if it is shaped like a bias."""
         readers = self.graph.readers.get(output, ())
         if len(readers) != 1 or output in self.graph.outputs:
             return None, output
         (index,) = readers
         node = self.graph.nodes[index]
-        if node.op_type != "Add" or node.domain not in {"", "ai.onnx"} or list(node.input).count(output) != 1:
+        if node.op_type != "Add" or not is_standard(node) or list(node.input).count(output) != 1:
             return None, output
         side = 1 - list(node.input).index(output)
         value = node.input[side]
         if value not in self.graph.constant:
             return None, output
         try:
-            shape = self.constants.shape(value)
-        except LeftAlone:
+            shape = self.graph.shape(value)
+        except Unknown:
             return None, output
         rank = len(weight.shape)
         if op in CONVOLUTIONS:
@@ -308,7 +316,7 @@ class _Finder:
             core = (form.shape[1],) if position == 1 and rank > 1 else (form.shape[1], 1)
         if not _is_bias(shape, core, rank if op in CONVOLUTIONS else rank + 2):
             return None, output
-        return Bias(value, position=side, node=index), node.output[0]
+        return LayerBias(value, position=side, node=index), node.output[0]
 
     def recurrent(self, k: int, node: NodeProto) -> Recurrent:
         """The input and recurrence matrices of an LSTM, GRU or RNN."""

@@ -1,113 +1,151 @@
 """The model made ready: every layer owns what will be written, biases and statistics are as the user wants them.
 
-All changes of structure happen here, before any number is computed; afterwards the graph is looked at anew.
+1. Look: the working copy of the model as given, and its layers (`look`).
+2. Decide, on that one look: which weights are folded, copied or left alone; which biases are zeroed; which statistics
+   of BatchNormalization are reset.
+3. Edit: all of it together, in place, on the draft's model.
+4. Look again: the layers of the edited model carry what was decided (`layer.bias.kept`, `layer.norm_factor`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model import batch_norm as norms
-from lsuv_cli.model import constants, layers, ownership
+from lsuv_cli.model import batch_norm, editor, layers, ownership
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.editor import Edit
+from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import Found, Layer
-from lsuv_cli.settings import Bias, PreInit, Settings
+from lsuv_cli.model.layers import Layer, LayerSet
+from lsuv_cli.model.ownership import Spot
+from lsuv_cli.settings import Bias, PreInit, Settings, Tied
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A graph whose layers can be written, and what had to be done for that."""
+class Look:
+    """The working copy of a model, and its layers."""
 
     graph: Graph
-    found: Found  # layers to initialize, and all that is left alone
-    every: Found  # the same before anything was left out
-    keeps_bias: frozenset[str]  # outputs of the layers whose bias stays and is not zero
-    notes: dict[str, list[str]]  # by the layers' outputs
+    layers: LayerSet
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An edited graph whose layers can be written, and what had to be done for that."""
+
+    graph: Graph
+    layers: LayerSet  # layers to initialize, and all that is left alone
+    every: LayerSet  # the same before anything was left out
+    notes: Mapping[str, list[str]]  # by the layers' outputs
     warnings: tuple[str, ...]
 
 
-def prepare(draft: Draft, settings: Settings) -> Prepared:
-    """Settle who owns which tensor, zero biases and reset statistics as asked."""
-    warnings: list[str] = []
-    graph, every, found = _look(draft, settings, {})
+def look(file: ModelFile | Draft, branches: Mapping[str, bool] | None = None) -> Look:
+    """Look at a model as it is now, whether it lies in a file or is being drafted."""
+    model = file.proto if isinstance(file, ModelFile) else file.file.proto
+    return layers_of(graphs.build(model, file, branches))
+
+
+def layers_of(graph: Graph) -> Look:
+    """A look at a graph that is there already."""
+    every = layers.find(graph)
+    return Look(graph, replace(every, layers=batch_norm.with_factors(graph, every.layers)))
+
+
+def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str, bool] | None = None) -> Prepared:
+    """Settle who owns which tensor, zero biases and reset statistics as asked. Edits the draft's model in place."""
+    every = given.layers
     if not every.layers and not every.recurrent:
         why = f" ({every.skipped[0].name}: {every.skipped[0].reason})" if every.skipped else ""
         raise ModelError(f"{draft.file.name} has no layer that can be initialized{why}; nothing was written")
+    chosen = layers.choose(every, settings.include, settings.exclude)
     rewrites_recurrent = settings.recurrent and settings.pre_init is not PreInit.KEEP
-    decided = ownership.settle_weights(draft, graph, found, settings.tied, recurrent=rewrites_recurrent)
-    graph, every, found = _look(draft, settings, decided.left_alone)
-    shared = sum(len(users) > 1 for users in layers.by_tensor(found.layers).values())
+    owned = ownership.settle_weights(given.graph, chosen, settings.tied, recurrent=rewrites_recurrent)
+    settled = layers.leave(chosen, owned.left_alone)
+    warnings: list[str] = []
+    shared = 0 if settings.tied is Tied.UNTIE else _shared(settled)
     if shared:
         warnings.append(
             f"{shared} weight{'s are' if shared > 1 else ' is'} shared by several layers; if an exporter merged "
             "equal tensors, --tied untie gives each layer its own"
         )
-    keeps_bias = _settle_biases(draft, graph, found, settings)
-    graph, every, found = _look(draft, settings, decided.left_alone)
-    warnings += _settle_norms(draft, graph, found, settings)
-    graph, every, found = _look(draft, settings, decided.left_alone)
-    warnings += norms.training_mode(graph, draft.reader(graph.tensors))
-    return Prepared(graph, found, every, keeps_bias, decided.notes, tuple(warnings))
+    bias_edits, kept = _settle_biases(given.graph, settled, settings)
+    norm_edits, norm_warnings = _settle_norms(given.graph, settled, settings)
+    warnings += norm_warnings
+    editor.apply([*owned.edits, *bias_edits, *norm_edits], given.graph, draft)
+
+    edited = look(draft, branches)
+    found = layers.choose(edited.layers, settings.include, settings.exclude)
+    found = _with_kept_biases(layers.leave(found, owned.left_alone), kept)
+    every = _with_kept_biases(edited.layers, kept)
+    warnings += batch_norm.training_mode(edited.graph)
+    return Prepared(edited.graph, found, every, owned.notes, tuple(warnings))
 
 
-def _look(draft: Draft, settings: Settings, left_alone: dict[str, str]) -> tuple[Graph, Found, Found]:
-    graph = graphs.build(draft.file.proto)
-    every = layers.find(graph, draft.reader(graph.tensors))
-    return graph, every, layers.leave(layers.choose(every, settings.include, settings.exclude), left_alone)
+def _shared(settled: LayerSet) -> int:
+    return sum(len(users) > 1 for users in layers.by_tensor(settled.layers).values())
 
 
-def _settle_biases(draft: Draft, graph: Graph, found: Found, settings: Settings) -> frozenset[str]:
+def _with_kept_biases(found: LayerSet, kept: frozenset[str]) -> LayerSet:
+    """Mark the biases that stay. Behind one, a norm no longer multiplies by the same number as the scale does."""
+
+    def marked(layer: Layer) -> Layer:
+        if layer.bias is None or layer.output not in kept:
+            return layer
+        return replace(layer, bias=replace(layer.bias, kept=True), norm_factor=None)
+
+    return replace(found, layers=tuple(marked(layer) for layer in found.layers))
+
+
+def _settle_biases(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], frozenset[str]]:
     """Zero the biases or keep them; the outputs of the layers that keep one which is not zero anyway."""
     kept: set[str] = set()
-    wanted: dict[tuple[int, int], float] = {}
+    wanted: dict[Spot, float] = {}
     values: dict[str, Array] = {}
-    for layer in found.layers:
+    for layer in settled.layers:
         if layer.bias is None:
             continue
-        if not layer.bias.constant:
+        value = graph.known(layer.bias.value) if layer.bias.constant else None
+        if value is None or (settings.bias is Bias.KEEP and np.any(value)):
             kept.add(layer.output)
-            continue
-        value = constants.evaluate(graph, draft.reader(graph.tensors), layer.bias.value)
-        if value is not None and not np.any(value):
-            continue
-        if value is None or settings.bias is Bias.KEEP:
-            kept.add(layer.output)
-        else:
-            wanted[_place(layer)] = 0.0
+        elif np.any(value):
+            wanted[_spot(layer)] = 0.0
             values[layer.bias.value] = value
-    impossible = ownership.overwrite(draft, graph, wanted, values)
-    return frozenset(kept | {layer.output for layer in found.layers if layer.bias and _place(layer) in impossible})
+    edits, impossible = ownership.overwrite(graph, wanted, values)
+    kept |= {layer.output for layer in settled.layers if layer.bias and _spot(layer) in impossible}
+    return edits, frozenset(kept)
 
 
-def _place(layer: Layer) -> tuple[int, int]:
+def _spot(layer: Layer) -> Spot:
     """The node and the input position at which a layer's bias is read."""
     assert layer.bias is not None
     return (layer.bias.node if layer.bias.node >= 0 else layer.node, layer.bias.position)
 
 
-def _settle_norms(draft: Draft, graph: Graph, found: Found, settings: Settings) -> list[str]:
+def _settle_norms(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], list[str]]:
     """Reset the statistics of BatchNormalization behind layers, or warn that they are those of the old weights."""
-    wanted = norms.resets(graph, list(norms.behind(graph, found.layers)))
-    names = {place: graph.nodes[place[0]].input[place[1]] for place in wanted}
-    found_values = {name: constants.evaluate(graph, draft.reader(graph.tensors), name) for name in names.values()}
-    values = {name: value for name, value in found_values.items() if value is not None}
-    wanted = {place: number for place, number in wanted.items() if names[place] in values}
-    stale = {place[0] for place, number in wanted.items() if np.any(values[names[place]] != number)}
+    wanted = batch_norm.resets(graph, batch_norm.behind(graph, settled.layers))
+    names = {spot: graph.nodes[spot[0]].input[spot[1]] for spot in wanted}
+    known = {name: graph.known(name) for name in names.values()}
+    values = {name: value for name, value in known.items() if value is not None}
+    wanted = {spot: number for spot, number in wanted.items() if names[spot] in values}
+    stale = {spot[0] for spot, number in wanted.items() if np.any(values[names[spot]] != number)}
     if not stale:
-        return []
+        return [], []
     if settings.reset_norm:
-        inside = {k for k, _ in ownership.overwrite(draft, graph, wanted, values)}
-        return [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
-    return [
+        edits, impossible = ownership.overwrite(graph, wanted, values)
+        inside = {k for k, _ in impossible}
+        return edits, [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
+    return [], [
         f"{len(stale)} BatchNormalization node{'s' if len(stale) > 1 else ''} behind layers keep statistics of the "
         "old weights; --reset-norm sets them to mean 0 and variance 1"
     ]

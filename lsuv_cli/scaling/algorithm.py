@@ -15,31 +15,25 @@ is the verification of the written file, which alone decides whether another tri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import TypeProto, helper
-
-from lsuv_cli.data.files import available_memory
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.draft import Draft
-from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, by_tensor
+from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Status
-from lsuv_cli.scaling import memory_needs as estimate
-from lsuv_cli.scaling import precision, weights
-from lsuv_cli.scaling.moments import Accumulator, Moments
-from lsuv_cli.scaling.runtime import Device, Frontier, Session, Unsupported
+from lsuv_cli.scaling import precision, stages
+from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.precision import Retype
+from lsuv_cli.scaling.runner import Pass, Runner
+from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
+from lsuv_cli.scaling.runtime import Session, Unsupported
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
-from lsuv_cli.settings import PreInit
+from lsuv_cli.settings import PreInit, Settings
 
-Array = NDArray[Any]
-Batches = Sequence[Mapping[str, Array]]
-Progress = Callable[[int, int], None]  # steps done, steps in all
+WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is the last one
 
 
 @dataclass(frozen=True)
@@ -52,180 +46,187 @@ class Turn:
 
     def then(self, later: Turn) -> Turn:
         """Two trials as one: the variance before the first, the scale of both."""
-        status = later.status if self.status is Status.OK else self.status
-        return Turn(self.variance, self.scale * later.scale, status)
+        return Turn(self.variance, self.scale * later.scale, later.status)
 
 
-@dataclass
-class Runner:
-    """Runs the stages of a plan over all batches, one stage after another."""
+@dataclass(frozen=True)
+class Scaled:
+    """What Algorithm 1 came to."""
 
-    graph: Graph
     plan: Plan
-    batches: Batches
-    device: Device
-    memory: int
-    stored: Callable[[str], Array]
-    retype: Mapping[int, int]
-    progress: Progress
-    units: bool = False
+    turns: Mapping[str, Turn]
+    verified: Mapping[str, Moments]  # in the written file
+    pooled: Collection[str]  # weights whose first use is dead: their scale is that of all other uses taken together
+    trials: int
 
-    def __post_init__(self) -> None:
-        self.frontier = Frontier(self.device, self.memory)
-        self.assembler = Assembler(self.graph, self.plan, self.stored, self.retype, self.units)
+
+Verify = Callable[[], Mapping[str, Moments]]  # writes the file, measures every layer in it
+
+
+def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs: Pass, verify: Verify) -> Scaled:
+    """Algorithm 1: scale every layer, verify the written file, and once more where that is not enough."""
+    state = _State(prepared, settings, plan)
+    worst = math.inf
+    for trial in range(1, settings.max_trials + 1):
+        state.take(scale_layers(draft, state, needs))
+        if state.lost_in_a_chain():
+            state.cut_shorter()
+            state.take(scale_layers(draft, state, needs))
+        verified = verify()
+        if state.learn(verified) and trial < settings.max_trials:
+            continue
+        previous, worst = worst, state.worst(verified)
+        if worst <= settings.tol or not worst < WORTHWHILE * previous:
+            break
+    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), trial)
+
+
+class _State:
+    """What is known between trials."""
+
+    def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
+        self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
+        self.turns: dict[str, Turn] = {}
+        self.dead: dict[str, float] = {}  # layers whose output is rounding noise, and by what they were multiplied
+        self.feedback: dict[str, float] = {}  # a shared weight whose first use is dead, and by what to multiply it
+        self.anew = True  # the next trial begins with new random weights
+
+    @property
+    def pre_init(self) -> PreInit:
+        return self.settings.pre_init if self.anew else PreInit.KEEP
+
+    def take(self, latest: Mapping[str, Turn]) -> None:
+        """Take what one go through the stages brought."""
+        fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
+        self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
+        self.anew = False
+
+    def lost_in_a_chain(self) -> bool:
+        """Whether a layer had no finite variance behind pending scales that may have left float32's range."""
+        lost = {Status.NOT_FINITE, Status.DEAD}
+        return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
+
+    def cut_shorter(self) -> None:
+        self.plan = stages.cut(self.graph, self.layers, longest_chain=1)
+        self.anew = True
+
+    def learn(self, verified: Mapping[str, Moments]) -> bool:
+        """Whether the written file shows something that another trial has to begin with."""
+        scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
+        noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
+        self.dead |= noise
+        self.anew = bool(noise)
+        first = set(self.feedback)
+        for base, users in by_tensor(self.layers).items():
+            deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
+            live = self.live(users, verified)
+            if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
+                self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
+        return bool(noise) or set(self.feedback) != first
+
+    def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+        found = [verified[x.output] for x in users]
+        return [m for m in found if m.finite and m.variance > 0.0 and not m.noise]
+
+    def worst(self, verified: Mapping[str, Moments]) -> float:
+        """The largest |Var / target - 1| among the layers that can be scaled."""
+        deciding = [
+            self.live(users, verified)
+            if base in self.feedback
+            else [verified[x.output] for x in users if x.output in self.turns]
+            for base, users in by_tensor(self.layers).items()
+            if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
+        ]
+        deviations = [abs(pooled(found).variance / self.settings.target_variance - 1) for found in deciding if found]
+        return max(deviations, default=0.0)
+
+
+def scale_layers(draft: Draft, state: _State, needs: Pass) -> dict[str, Turn]:
+    """One go through all stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
+    try:
+        return _Trial(draft, state, needs, precision.HALF).run()
+    except Unsupported:
+        # Doubles as well, where the device has no kernel for them.
+        return _Trial(draft, state, needs, precision.ALL).run()
+
+
+class _Trial:
+    """One go through all stages."""
+
+    def __init__(self, draft: Draft, state: _State, needs: Pass, retype: Retype) -> None:
+        self.draft, self.state, self.graph, self.plan = draft, state, state.graph, state.plan
+        self.pre_init, self.settings = state.pre_init, state.settings
+        self.runner = Runner(self.graph, self.plan, needs, retype)
+        self.assembler = Assembler(self.graph, self.plan, needs.accuracy, retype)
         self.scales: dict[str, float] = {}  # of what each layer passes on, relative to the weight that ran
-        self.sizes: dict[str, int] | None = None  # of all values for the first batch, as far as they can be known
+        self.turns: dict[str, Turn] = {}
 
-    def measure(self, index: int, running: Mapping[str, Array]) -> list[Moments]:
-        """Run a stage with the given weights; what its layers put out, as if all layers before it were scaled."""
-        stage = self.plan.stages[index]
+    def run(self) -> dict[str, Turn]:
+        try:
+            for index, stage in enumerate(self.plan.stages):
+                groups = by_tensor(stage.layers)
+                running = {base: self._running(users) for base, users in groups.items()}
+                measured = self._measure(index, stage, running)
+                # A layer may have the scale of another one of this stage pending: that one comes first, in this order.
+                for base, users in groups.items():
+                    self._scale(users, running[base], measured)
+                self.runner.forget(index)
+        finally:
+            self.runner.frontier.close()
+        return self.turns
+
+    def _running(self, users: Sequence[Layer]) -> RunningWeight:
+        linear = all(layer.is_linear for layer in users)
+        return running_weight(self.graph, users[0], self.pre_init, self.settings.seed, linear)
+
+    def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
+        """Run a stage; what its layers put out, in the exact form where the fast one is not good enough."""
+        as_read = {x.weight.value: x.weight.seen(running[x.weight.base].array) for x in stage.layers}
         exact: frozenset[str] = frozenset()
         while True:
-            found = self._pass(index, stage, running, exact)
-            doubtful = {x.output for x, m in zip(stage.layers, found, strict=True) if not m.trusted} - exact
+            model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
+            found = self.runner.run(index, Session(model, self.runner.needs.device))
+            measured = dict(zip([x.output for x in stage.layers], found, strict=True))
+            doubtful = {output for output, moments in measured.items() if not moments.trusted} - exact
             if not doubtful:
-                break
+                return measured
             exact |= doubtful
-        still_needed = {name for later in self.plan.stages[index + 1 :] for name in later.inputs}
-        for batch in range(len(self.batches)):
-            self.frontier.keep_only(batch, still_needed)
-        return found
 
-    def _pass(self, index: int, stage: Stage, running: Mapping[str, Array], exact: frozenset[str]) -> list[Moments]:
-        session = Session(self.assembler.build(stage, self._types(stage), self.scales, running, exact), self.device)
-        sums = [Accumulator(probe) for probe in session.model.probes]
-        total = len(self.plan.stages) * len(self.batches)
-        for number, batch in enumerate(self.batches):
-            if number == 0:
-                self._foresee(stage, batch)
-            values = {name: self._value(session, number, batch, name) for name in stage.inputs}
-            kept, found = session.run(values)
-            for accumulator, numbers in zip(sums, found, strict=True):
-                accumulator.add(numbers)
-            self.frontier.put(number, kept)
-            self.progress(index * len(self.batches) + number + 1, total)
-            if number == 0 and any(not s.result().trusted for s in sums):
-                break  # no need to go through the rest before measuring exactly
-        return [accumulator.result() for accumulator in sums]
-
-    def _foresee(self, stage: Stage, batch: Mapping[str, Array]) -> None:
-        """Refuse before it runs what cannot fit."""
-        if self.sizes is None:
-            self.sizes = estimate.value_bytes(self.graph, batch, self.stored)
-        if self.device.kind == "cpu":
-            estimate.check_batch(stage, self.sizes, batch, available_memory())
-        estimate.check_waiting(stage, self.sizes, len(self.batches), self.frontier.bytes, self.memory)
-
-    def _types(self, stage: Stage) -> dict[str, TypeProto]:
-        waiting = [name for name in stage.inputs if name not in self.graph.inputs]
-        fed = {
-            name: precision.retyped_type(self.graph.inputs[name].type, self.retype)
-            for name in stage.inputs
-            if name in self.graph.inputs
-        }
-        return {**fed, **self.frontier.types(waiting)}
-
-    def _value(self, session: Session, number: int, batch: Mapping[str, Array], name: str) -> Any:
-        if name not in self.graph.inputs:
-            return self.frontier.get(number, name)
-        array = batch[name]
-        kind = self.graph.inputs[name].type.tensor_type.elem_type
-        if kind in precision.ALL:  # the data of a bfloat16 input is float32
-            array = np.asarray(array, helper.tensor_dtype_to_np_dtype(self.retype.get(kind, kind)))
-        return session.to_device(array)
-
-
-def scale_layers(
-    draft: Draft,
-    graph: Graph,
-    plan: Plan,
-    batches: Batches,
-    device: Device,
-    *,
-    pre_init: PreInit,
-    seed: int,
-    target: float,
-    memory: int,
-    progress: Progress,
-) -> dict[str, Turn]:
-    """Go through the stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
-
-    read = draft.reader(graph.tensors)
-
-    def run(retype: Mapping[int, int]) -> dict[str, Turn]:
-        runner = Runner(graph, plan, batches, device, memory, read, retype, progress)
-        turns: dict[str, Turn] = {}
-        try:
-            for index, stage in enumerate(plan.stages):
-                turns |= _scale_stage(draft, plan, runner, index, stage, pre_init, seed, target)
-        finally:
-            runner.frontier.close()
-        return turns
-
-    try:
-        return run(precision.HALF)
-    except Unsupported:
-        return run(precision.ALL)  # doubles as well, where the device has no kernel for them
-
-
-def _scale_stage(
-    draft: Draft, plan: Plan, runner: Runner, index: int, stage: Stage, pre_init: PreInit, seed: int, target: float
-) -> dict[str, Turn]:
-    groups = by_tensor(stage.layers)
-    # Weights run with He's standard deviation, so that a chain of them neither explodes nor vanishes.
-    running, factors = {}, {}
-    for base, users in groups.items():
-        linear = all(layer.is_linear(plan.keeps_bias) for layer in users)
-        stored, factors[base] = _running_weight(draft, users[0], pre_init, seed, linear)
-        running[base] = stored
-    as_read = {x.weight.value: x.weight.seen(running[x.weight.base]) for x in stage.layers}
-    found = dict(zip([x.output for x in stage.layers], runner.measure(index, as_read), strict=True))
-    turns: dict[str, Turn] = {}
-    # A layer may owe the scale of another one of this stage: those come first, in the order of execution.
-    for base, users in groups.items():
-        owed = [_owed_before(plan, runner, layer) for layer in users]
-        measured = [_times(found[layer.output], factor) for layer, factor in zip(users, owed, strict=True)]
-        scale, status = solve(pooled(measured), target)
-        given = factors[base]
-        dtype = users[0].weight.dtype
+    def _scale(self, users: Sequence[Layer], running: RunningWeight, measured: Mapping[str, Moments]) -> None:
+        """W_L = s·W_L for the layers that share one weight, with s from their outputs taken together."""
+        outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
+        weight = users[0].weight
+        scale, status = self._solve(users, running, pooled(outputs))
         # It has to fit where it is stored, and through a Cast behind.
-        types = {dtype, *(x.weight.cast for x in users if x.weight.cast)}
-        if status is Status.OK and not all(_fits(running[base], scale, kind) for kind in types):
+        types = {weight.dtype, *(x.weight.cast for x in users if x.weight.cast)}
+        if status is Status.OK and not all(running.fits(scale, kind) for kind in types):
             status = Status.OVERFLOW
+        undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), 1.0)
         if status is not Status.OK:
-            scale = 1.0 / given
+            scale = 1.0 / running.factor / (undone if self.pre_init is PreInit.KEEP else 1.0)
         # A weight that is kept and cannot be scaled is as it was already, to the last bit.
-        if (status is Status.OK or pre_init is not PreInit.KEEP) and _fits(running[base], scale, dtype):
-            draft.store(base, _scaled(running[base], scale).astype(numpy_type(dtype), copy=False))
-        for layer, moments in zip(users, measured, strict=True):
-            runner.scales[layer.output] = scale * plan.multiplied.get(layer.output, 1.0)
-            own = moments.variance / given**2 if math.isfinite(moments.variance) else moments.variance
-            turns[layer.output] = Turn(own, scale * given, status)
-    return turns
+        wanted = status is Status.OK or self.pre_init is not PreInit.KEEP or undone != 1.0
+        if wanted and running.fits(scale, weight.dtype):
+            array = running.scaled(scale).astype(numpy_type(weight.dtype), copy=False)
+            self.draft.store(self.graph.tensors[weight.base], array)
+        for layer, moments in zip(users, outputs, strict=True):
+            self.scales[layer.output] = scale * (layer.norm_factor or 1.0)
+            finite = math.isfinite(moments.variance)
+            variance = moments.variance / running.factor**2 if finite else moments.variance
+            self.turns[layer.output] = Turn(variance, scale * running.factor, status)
 
+    def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> tuple[float, Status]:
+        """The scale of a weight: from its layers' outputs, unless the last verification told more about it."""
+        if any(x.output in self.state.dead for x in users):
+            return 1.0, Status.DEAD
+        base = users[0].weight.base
+        if base in self.state.feedback:
+            return self.state.feedback[base] / running.factor, Status.OK
+        return solve(y, self.settings.target_variance)
 
-def _owed_before(plan: Plan, runner: Runner, layer: Layer) -> float:
-    """The factor by which a layer's input is still too small or too large when it is measured."""
-    return math.prod(runner.scales[name] for name in plan.chain[layer.output])
-
-
-def _times(moments: Moments, factor: float) -> Moments:
-    if factor == 1.0:
-        return moments
-    return replace(moments, mean=moments.mean * factor, variance=moments.variance * factor**2)
-
-
-def pooled(parts: Sequence[Moments]) -> Moments:
-    """The moments of several outputs taken together as one sample, each with its own mean."""
-    if len(parts) == 1:
-        return parts[0]
-    count = sum(part.count for part in parts)
-    share = [part.count / count for part in parts]
-
-    def average(name: str) -> float:
-        return math.fsum(w * getattr(part, name) for w, part in zip(share, parts, strict=True))
-
-    return Moments(average("mean"), average("variance"), average("bias_variance"), average("covariance"), count)
+    def _pending_factor(self, layer: Layer) -> float:
+        """The product of the scales that were pending on a layer's input when it was measured."""
+        return math.prod(self.scales[name] for name in self.plan.chain[layer.output])
 
 
 def solve(y: Moments, target: float) -> tuple[float, Status]:
@@ -249,67 +250,3 @@ def solve(y: Moments, target: float) -> tuple[float, Status]:
     if scale <= 0.0 or not math.isfinite(scale):
         return 1.0, Status.UNREACHABLE
     return scale, Status.OK
-
-
-def pre_initialized(draft: Draft, layer: Layer, pre_init: PreInit, seed: int) -> Array:
-    """A layer's weight before scaling, in its stored layout, as float32 (or double, if kept as it is)."""
-    weight = layer.weight
-    if pre_init is PreInit.KEEP:
-        stored = draft.array(weight.base)
-        return stored if weight.dtype == "float64" else np.asarray(stored, np.float32)
-    matrices = weights.pre_initialize(pre_init, layer.form.shape, weights.stream(seed, weight.base))
-    return np.ascontiguousarray(weight.stored(layer.form.weight(matrices, weight.shape)))
-
-
-def _running_weight(draft: Draft, layer: Layer, pre_init: PreInit, seed: int, linear: bool) -> tuple[Array, float]:
-    """The weight that is run, and the factor by which it differs from the pre-initialized one."""
-    array = pre_initialized(draft, layer, pre_init, seed)
-    _, square = weights.mean_and_square(array)
-    factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
-    if not linear or not math.isfinite(factor):
-        return array, 1.0
-    if factor < 1e30:
-        return _scaled(array, factor), factor
-    largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
-    return array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor
-
-
-def _scaled(array: Array, scale: float) -> Array:
-    """A weight times a number: in place where it is our own, as new memory takes longer than the product."""
-    scaled: Array = np.multiply(array, array.dtype.type(scale), out=array if array.flags.writeable else None)
-    return scaled
-
-
-def _fits(array: Array, scale: float, dtype: str) -> bool:
-    """Whether a weight times a number is finite in a type. Its extremes tell."""
-    extremes = np.array([array.min(initial=0), array.max(initial=0)], array.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite((extremes * array.dtype.type(scale)).astype(numpy_type(dtype))).all())
-
-
-def verify(
-    graph: Graph,
-    plan: Plan,
-    stored: Callable[[str], Array],
-    batches: Batches,
-    device: Device,
-    memory: int,
-    progress: Progress,
-    units: bool = False,
-) -> dict[str, Moments]:
-    """Measure every layer of a model as it stands, in the model's own types where the device can."""
-    problem: Unsupported | None = None
-    for retype in ({}, precision.HALF, precision.ALL):
-        runner = Runner(graph, plan, batches, device, memory, stored, retype, progress, units)
-        try:
-            found: dict[str, Moments] = {}
-            for index, stage in enumerate(plan.stages):
-                moments = runner.measure(index, {})
-                found |= dict(zip([x.output for x in stage.layers], moments, strict=True))
-            return found
-        except Unsupported as why:
-            problem = why
-        finally:
-            runner.frontier.close()
-    assert problem is not None
-    raise problem

@@ -1,9 +1,12 @@
 """Mean and variance of a value: the nodes that reduce it inside the graph, and the sums outside, in float64.
 
-A value is reduced in small groups (one sample's channel, or one row), because float32 sums over millions of
-elements lose digits. The fast form, E[y²] - E[y]² with the squares in float32, is good unless the mean dwarfs the
-spread or the squares leave float32's range. Then `trusted` is false, and the exact form, centred and in double
-inside the graph, decides.
+A value is reduced in groups (one sample's channel, or one row), because a float32 sum of n elements can be off by
+n·eps/2 of itself. The fast form is E[y²] - E[y]² with the squares in float32; its relative error is at most
+
+    n·eps/2 · E[y²] / Var(y)
+
+Where that is above the accuracy wanted, or the squares leave float32's range, `trusted` is false, and the exact form,
+centred and in double inside the graph, decides. Planes of more than LARGEST_GROUP elements are reduced row by row.
 """
 
 from __future__ import annotations
@@ -19,38 +22,49 @@ from onnx import NodeProto, TensorProto, helper
 
 Array = NDArray[Any]
 
-# Beyond these the fast form has lost more than three of float32's seven digits, or is near the edge of its range.
-WORST_RATIO = 1e3
+EPSILON = float(np.finfo(np.float32).eps)
+LARGEST_GROUP = 4096
+# Beyond these, squares are near the edge of float32's range.
 SMALLEST_SQUARE, LARGEST_SQUARE = 1e-30, 1e30
-
-
-@dataclass(frozen=True)
-class Units:
-    """A value's channels or features: how many, and the axes behind theirs."""
-
-    count: int
-    behind: tuple[int, ...]
+ROUNDING = 1e-14  # of sums in double, as a fraction of the mean's square
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is to be measured: a value, perhaps a bias that will be added to it, perhaps its units one by one."""
+    """What is to be measured: a value, and perhaps a bias that will be added to it."""
 
     value: str
+    prefix: str  # of the names of the probe's own values; no name in the model starts with it
     axes: tuple[int, ...] | None  # the axes of a group; None where the value may have no axis at all
+    accuracy: float  # the relative error that the variance may have
     bias: str = ""
     exact: bool = False
-    units: Units | None = None  # whose largest values are wanted
     group: int = 0  # elements of a group, if they are known beforehand
-    divisor: float = 1.0  # what is wanted are the moments of value / divisor
 
     @property
     def fetches(self) -> tuple[str, ...]:
         """The graph outputs that hold the result."""
         kinds = ["mean", "square", *(["bias_mean", "bias_square", "product"] if self.bias else [])]
         kinds += [] if self.group else ["size"]
-        kinds += ["largest"] if self.units else []
-        return tuple(f"{self.value}/{kind}" for kind in kinds)
+        return tuple(self.own(kind) for kind in kinds)
+
+    @property
+    def is_plane(self) -> bool:
+        """Whether a group is one channel's positions."""
+        return self.axes is not None and self.axes[0] == 2
+
+    def over(self, plane: Sequence[int]) -> Probe:
+        """The probe for planes of this shape: in one group each, or row by row."""
+        if math.prod(plane) <= LARGEST_GROUP or self.bias:
+            return replace(self, group=math.prod(plane))
+        return replace(self, group=plane[-1], axes=(-1,))
+
+    def meter(self) -> Accumulator:
+        return Accumulator(self)
+
+    def own(self, kind: str) -> str:
+        """The name of one of the probe's own values."""
+        return f"{self.prefix}{kind}/{self.value}"
 
 
 @dataclass(frozen=True)
@@ -63,11 +77,32 @@ class Moments:
     covariance: float = 0.0
     count: int = 0
     trusted: bool = True
-    dead: float | None = None  # share of the units that are never above zero, if asked for
+    dead: float | None = None  # fraction of the units that are never above zero, if asked for
+    noise: bool = False  # nothing but rounding
+    disputed: float | None = None  # the variance on a few samples, where optimized and unoptimized ones differ there
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.mean) and math.isfinite(self.variance)
+
+    def times(self, factor: float) -> Moments:
+        """The moments of a multiple of y."""
+        if factor == 1.0:
+            return self
+        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2)
+
+
+def pooled(parts: Sequence[Moments]) -> Moments:
+    """The moments of several outputs taken together as one sample, each with its own mean."""
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(part.count for part in parts)
+    ratios = [part.count / count for part in parts]
+
+    def average(name: str) -> float:
+        return math.fsum(w * getattr(part, name) for w, part in zip(ratios, parts, strict=True))
+
+    return Moments(average("mean"), average("variance"), average("bias_variance"), average("covariance"), count)
 
 
 @dataclass
@@ -77,17 +112,15 @@ class Accumulator:
     probe: Probe
     count: int = 0
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(8))
-    largest: float | Array = -math.inf  # of each unit
+    group: float = 0.0  # elements of the largest group so far
 
     def add(self, fetched: Sequence[Array]) -> None:
         parts = [np.asarray(part, np.float64).ravel() for part in fetched]
-        largest = parts.pop() if self.probe.units else None
-        size = self.probe.group * parts[0].size or int(parts.pop()[0])
+        size = self.probe.group * parts[0].size if self.probe.group else int(parts.pop()[0])
         if size == 0:
             return
-        if largest is not None:
-            self.largest = np.maximum(self.largest, largest)
         weight = size / parts[0].size  # elements in a group
+        self.group = max(self.group, weight)
         mean, square = parts[:2]
         with np.errstate(over="ignore", invalid="ignore"):
             found = [mean.sum(), square.sum(), mean @ mean]
@@ -98,26 +131,18 @@ class Accumulator:
         self.count += size
 
     def result(self) -> Moments:
-        found = self._moments()
-        if self.probe.divisor != 1.0:
-            divisor = self.probe.divisor
-            found = replace(found, mean=found.mean / divisor, variance=found.variance / divisor**2)
-        if self.probe.units is None or not found.finite:
-            return found
-        return replace(found, dead=float(np.mean(np.asarray(self.largest) <= 0)))
-
-    def _moments(self) -> Moments:
         if self.count == 0:
             return Moments(math.nan, math.nan)
         with np.errstate(over="ignore", invalid="ignore"):
             mean, square, means, bias, bias_square, biases, product, between = (self.sums / self.count).tolist()
             if not self.probe.exact:
                 variance = square - mean * mean
-                trusted = SMALLEST_SQUARE < square < LARGEST_SQUARE and mean * mean <= WORST_RATIO * variance
+                error = self.group * EPSILON / 2 * square
+                trusted = SMALLEST_SQUARE < square < LARGEST_SQUARE and error <= self.probe.accuracy * variance
                 return Moments(mean, max(variance, 0.0), count=self.count, trusted=trusted)
             variance = square + (means - mean * mean)
             # What is left of a constant after rounding is no variance.
-            if variance <= 1e-14 * mean * mean:
+            if variance <= ROUNDING * mean * mean:
                 variance = 0.0
             return Moments(
                 mean,
@@ -132,11 +157,11 @@ def nodes(probe: Probe, opset: int, is_float32: bool) -> list[NodeProto]:
     """The nodes that reduce a value to its probe's outputs."""
     value = probe.value
     # Size would take a value out of the layout in which onnxruntime keeps images.
-    made = [] if probe.group else [helper.make_node("Size", [value], [f"{value}/size"])]
+    made = [] if probe.group else [helper.make_node("Size", [value], [probe.own("size")])]
 
     def node(op: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        made.append(helper.make_node(op, inputs, [f"{value}/{name}"], **attributes))
-        return f"{value}/{name}"
+        made.append(helper.make_node(op, inputs, [probe.own(name)], **attributes))
+        return probe.own(name)
 
     def mean(source: str, name: str) -> str:
         if probe.axes is not None and len(probe.axes) > 1 and is_float32 and not probe.exact:
@@ -147,24 +172,11 @@ def nodes(probe: Probe, opset: int, is_float32: bool) -> list[NodeProto]:
         constant = node("Constant", [], f"{name}/axes", value_ints=axes)
         return node("ReduceMean", [source, constant], name, keepdims=1)
 
-    def largest(source: str, name: str, axes: tuple[int, ...]) -> str:
-        if opset < 18:
-            return node("ReduceMax", [source], name, axes=list(axes), keepdims=0)
-        constant = node("Constant", [], f"{name}/axes", value_ints=list(axes))
-        return node("ReduceMax", [source, constant], name, keepdims=0)
-
     def row(source: str, name: str) -> str:
         if probe.axes is not None:
             return source
         shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, -1])
         return node("Reshape", [source, node("Constant", [], f"{name}/shape", value=shape)], name)
-
-    if probe.units:
-        source = value if is_float32 else node("Cast", [value], "units", to=TensorProto.DOUBLE)
-        source = largest(source, "largest_behind", probe.units.behind) if probe.units.behind else source
-        table = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, probe.units.count])
-        source = node("Reshape", [source, node("Constant", [], "units/shape", value=table)], "units/table")
-        largest(source, "largest", (0,))
 
     if not probe.exact:
         source = row(value if is_float32 else node("Cast", [value], "float", to=TensorProto.FLOAT), "row")

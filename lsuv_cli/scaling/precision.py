@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.scaling.inference import inferred_types
 
 Retype = Mapping[int, int]  # an element type, and what replaces it
 
 HALF: Retype = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 ALL: Retype = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
+
+
+def stored_types(graph: Graph, batch: Mapping[str, NDArray[Any]], retype: Retype) -> dict[str, int]:
+    """The values that a model holds in a type that is replaced by a wider one, and that type."""
+    types = {name: int(kind.elem_type) for name, kind in inferred_types(graph, batch).items()}
+    return {name: kind for name, kind in types.items() if kind in retype and kind in HALF}
 
 
 def retyped_type(kind: TypeProto, retype: Retype) -> TypeProto:

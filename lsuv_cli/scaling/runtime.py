@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 from lsuv_cli.errors import DeviceError, ModelError, OutputError
-from lsuv_cli.scaling.stage_model import StageModel
+from lsuv_cli.scaling.model_builder import StageModel
 
 Array = NDArray[Any]
 
@@ -34,6 +35,8 @@ CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
 # onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load
 # the model.
 BROKEN = ["MatMulScaleFusion"]
+
+SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
 # Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
 ort.set_default_logger_severity(4)
@@ -125,26 +128,81 @@ def _is_installed(name: str) -> bool:
 
 def refusal(model: str | bytes) -> str:
     """Why onnxruntime does not take a model as it is; empty if it does."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        ort.InferenceSession(model, options, providers=[CPU])
-    except Exception as problem:
+        ort.InferenceSession(model, _options(optimized=False), providers=[CPU])
+    except Exception as problem:  # onnxruntime's exceptions have no common class of their own
         return _one_line(problem)
     return ""
+
+
+def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array] | None:
+    """Open a model as it is and run it without optimizers; its outputs that are tensors.
+
+    None if the CPU has no kernel for one of its operators. A model that onnxruntime refuses is an error.
+    """
+    options = _options(optimized=False)
+    options.intra_op_num_threads = threads
+    try:
+        with translated():
+            session = ort.InferenceSession(model, options, providers=[CPU])
+    except Unsupported:
+        return None
+    except ModelError as problem:
+        raise ModelError(
+            f"onnxruntime does not take the model: {problem.__cause__ and _one_line(problem.__cause__)}"
+        ) from problem
+    bfloat16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+    kinds = {i.name: i.type for i in session.get_inputs()}
+    values = {
+        name: _from_numpy(array.astype(bfloat16) if kinds[name] == "tensor(bfloat16)" else array)
+        for name, array in batch.items()
+        if name in kinds
+    }
+    names = [o.name for o in session.get_outputs()]
+    try:
+        with translated():
+            found = session.run_with_ort_values(names, values)
+    except Unsupported:
+        return None
+    return {name: to_numpy(value) for name, value in zip(names, found, strict=True) if value.is_tensor()}
+
+
+def open_without_weights(model: onnx.ModelProto) -> None:
+    """Open a model in onnxruntime with its large initializers as inputs, which takes next to no memory."""
+    bare = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    bare.functions.extend(model.functions)
+    body = bare.graph
+    body.name = model.graph.name or "graph"
+    body.node.extend(model.graph.node)
+    body.output.extend(model.graph.output)
+    listed = {t.name for t in model.graph.initializer}
+    body.input.extend(i for i in model.graph.input if i.name not in listed)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > SMALL_TENSOR:
+            body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        else:
+            body.initializer.append(tensor)
+    if reason := refusal(bare.SerializeToString()):
+        raise ModelError(f"onnxruntime does not take the model: {reason}")
+
+
+def _options(*, optimized: bool) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.inter_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
 
 
 class Session:
     """A stage's model, ready to run."""
 
-    def __init__(self, model: StageModel, device: Device) -> None:
+    def __init__(self, model: StageModel, device: Device, *, optimized: bool = True) -> None:
         self.model = model
         self.device = device
-        options = ort.SessionOptions()
+        options = _options(optimized=optimized)
         options.intra_op_num_threads = device.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
         options.use_deterministic_compute = True
         # A plan of all memory is made for many runs of one shape; here a session runs few, and it takes a third more.
         options.enable_mem_pattern = False
@@ -185,6 +243,14 @@ def _from_numpy(array: Array, device: Device | None = None) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), kind, index)
     code = helper.np_dtype_to_tensor_dtype(array.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), code)
+
+
+def to_numpy(value: Any) -> Array:
+    """A tensor as an array; bfloat16, which numpy does not know, as float32."""
+    if value.data_type() == "tensor(bfloat16)":
+        bits = np.asarray(value.numpy()).view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32)
+    return np.asarray(value.numpy())
 
 
 def _strings(array: Array) -> Any:
@@ -324,7 +390,7 @@ def _type_of(value: Any, shape: Sequence[int | None] | None) -> TypeProto:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
+def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]:
     """Turn onnxruntime's exceptions into ours."""
     try:
         yield
@@ -338,7 +404,7 @@ def translated() -> Iterator[None]:
             raise ModelError(
                 "onnxruntime ran out of memory; use a smaller --batch-size, fewer samples (--limit) or --memory"
             ) from problem
-        raise ModelError(f"onnxruntime cannot run the model: {_one_line(problem)}") from problem
+        raise ModelError(f"{what}: {_one_line(problem)}") from problem
 
 
 def _one_line(problem: BaseException) -> str:

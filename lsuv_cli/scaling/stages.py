@@ -1,38 +1,42 @@
 """The cut: a graph becomes a short list of stages that together run it once.
 
-Layer L's output is s·y with s not known until y was measured, so whatever follows it has to wait, but for this:
-ReLU, pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale that is still *owed* can be
-carried through them, and through the next layer, whose own measurement it merely multiplies. So:
+Layer L's output is s·y with s not known until y was measured, so whatever follows it has to wait, but for this: ReLU,
+pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale that is still *pending* can be carried
+through them, and through the next layer, whose own measurement it merely multiplies. So:
 
-1. Every value gets a level and the layers whose scales it owes. Inputs and constants have level 0 and owe nothing.
-2. A layer's output owes what its input owes, and its own scale.
-3. A node that carries scales, all of whose inputs owe the same, owes that too; it stays on their level.
-4. Any other node must know its inputs: those that owe anything are settled first, which takes the next level.
-   The same holds for a layer whose bias is kept, whose weight is shared or which has an activation inside that
-   carries no scale, and where a chain gets too long.
+1. Every value gets a level and the layers whose scales are pending on it. Inputs and constants have level 0 and none.
+2. On a layer's output the scales of its input are pending, and its own.
+3. A node that commutes with a scale (homogeneity.py), all of whose inputs have the same pending scales, passes them on;
+   its output stays on their level.
+4. Any other node (Tanh, Softmax, an Add of differently scaled branches) needs true values, so inputs with pending
+   scales are multiplied at the start of the next stage: the node's output is on the next level. The same holds for a
+   layer whose bias is kept, whose weight is shared or which has an activation inside that does not commute with a
+   scale, and where a chain gets too long: too many layers, or constants that multiply it out of float32's range.
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
-   with s·y + b on what it is fed. Nodes that no layer needs are never run.
+   with s·y + b on its inputs. Nodes that no layer needs are never run.
 
 With rule 3 left out this is "layers that share the number of layers on the longest path to them".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from lsuv_cli.model.constants import SHAPE_OPS
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, by_tensor
-from lsuv_cli.scaling.homogeneity import carries
+from lsuv_cli.scaling.homogeneity import commutes_with_scale, growth
 
-IGNORES_SCALE = frozenset({"Shape", "Size"})
 # With weights of He's standard deviation a ReLU layer keeps its input's scale roughly; sixteen of them, and sixteen
 # linear ones too, stay far inside float32's range.
 LONGEST_CHAIN = 16
+# Powers of two by which constants may move a chain of pending scales.
+LARGEST_GROWTH = 20.0
 # So that the weights of a large model are never all in memory at once.
 STAGE_BYTES = 128 << 20
 
-Owed = tuple[str, ...]  # the outputs of the layers whose scales are still missing
+Pending = tuple[str, ...]  # the outputs of the layers whose scales are not yet known
 
 
 @dataclass(frozen=True)
@@ -57,70 +61,51 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """All stages, and what the values that cross from one to another owe."""
+    """All stages, and the scales that are pending on the values that cross from one to another."""
 
     stages: tuple[Stage, ...]
-    owed: Mapping[str, Owed]
-    chain: Mapping[str, Owed]  # what each measured layer's input owes when the layer is measured
+    pending: Mapping[str, Pending]
+    chain: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
-    keeps_bias: frozenset[str]  # outputs of the layers whose bias is added after scaling
-    # Outputs of the layers that only a BatchNormalization reads which multiplies by this one number.
-    multiplied: Mapping[str, float] = field(default_factory=dict)
 
 
-def cut(
-    graph: Graph,
-    layers: Sequence[Layer],
-    keeps_bias: Collection[str],
-    bytes_of: Mapping[str, int],
-    multiplied: Mapping[str, float] | None = None,
-) -> Plan:
+def cut(graph: Graph, layers: Sequence[Layer], longest_chain: int = LONGEST_CHAIN) -> Plan:
     """The stages in which the layers can be scaled one after another, each with all before it scaled."""
     depth = _depths(graph, layers)
-    first = first_uses(graph, layers, depth)
-    steps = _steps(graph, first, keeps_bias)
-    scaled = {layer.output for layer in first} - set(keeps_bias)
-    multiplied = {name: number for name, number in (multiplied or {}).items() if name in scaled}
-    levels = _Levels(graph, layers, first, keeps_bias, bytes_of, multiplied)
+    first = first_uses(layers, depth)
+    steps = _steps(graph, first)
+    levels = _Levels(graph, layers, first, longest_chain)
     levels.place_all(steps, depth)
-    level, owed = levels.level, levels.owed
     groups: dict[int, list[Layer]] = {}
     for layer in first:
-        groups.setdefault(level[layer.output], []).append(layer)
-    ordered = [groups[k] for k in sorted(groups)]
-    stages, ran = _pull(graph, steps, ordered, keeps_bias)
+        groups.setdefault(levels.level[layer.output], []).append(layer)
     at = sorted(groups)
-    crossing = {name: owed[name] if at[ran[name]] == level[name] else () for name in ran}
+    ordered = [groups[k] for k in at]
+    stages, ran = _pull(steps, ordered)
+    pending = {name: levels.pending[name] if at[ran[name]] == levels.level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
-    chain = {layer.output: owed[layer.output][:-1] for layer in first}
-    return Plan(stages, crossing, chain, stage_of, frozenset(keeps_bias), multiplied)
+    chain = {layer.output: levels.pending[layer.output][:-1] for layer in first}
+    return Plan(stages, pending, chain, stage_of)
 
 
-def segments(
-    graph: Graph,
-    layers: Sequence[Layer],
-    bytes_of: Mapping[str, int],
-    limit: int,
-    multiplied: Mapping[str, float] | None = None,
-) -> Plan:
+def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
     """The whole graph as it stands, in as few pieces as its weights' size allows: one, for most models."""
     groups: list[list[Layer]] = []
     room = 0
     for layer in layers:
-        size = bytes_of.get(layer.weight.base, 0)
+        size = graph.nbytes(layer.weight.base)
         if not groups or room + size > limit:
             groups.append([])
             room = 0
         groups[-1].append(layer)
         room += size
-    stages, _ = _pull(graph, _steps(graph, (), ()), groups, ())
+    stages, _ = _pull(_steps(graph, ()), groups)
     stage_of = {layer.output: k for k, group in enumerate(groups) for layer in group}
-    return Plan(stages, {}, {}, stage_of, frozenset(), multiplied or {})
+    return Plan(stages, {}, {}, stage_of)
 
 
-def first_uses(graph: Graph, layers: Sequence[Layer], depth: Mapping[str, int] | None = None) -> list[Layer]:
+def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]:
     """The layers that decide their weight's scale: of those that share one, the ones nearest to the input."""
-    depth = depth if depth is not None else _depths(graph, layers)
     chosen: list[Layer] = []
     for users in by_tensor(layers).values():
         nearest = min(depth[layer.output] for layer in users)
@@ -138,7 +123,7 @@ def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
     return depth
 
 
-def _steps(graph: Graph, layers: Iterable[Layer], keeps_bias: Collection[str]) -> list[Step]:
+def _steps(graph: Graph, layers: Iterable[Layer]) -> list[Step]:
     """The graph's nodes as they run: scaled layers lose their bias, which is added later or is zero."""
     by_node = {layer.node: layer for layer in layers}
     absorbed = {layer.bias.node for layer in by_node.values() if layer.bias and layer.bias.node >= 0}
@@ -150,7 +135,7 @@ def _steps(graph: Graph, layers: Iterable[Layer], keeps_bias: Collection[str]) -
         layer = by_node.get(k)
         if layer is not None:
             reads = [name for i, name in enumerate(node.input[:2]) if i != layer.position]
-            if layer.bias and layer.output in keeps_bias:
+            if layer.bias and layer.bias.kept:
                 reads.append(layer.bias.value)
             steps.append(Step(k, _varying(graph, reads), (layer.output,), layer))
         elif k not in absorbed:
@@ -163,25 +148,19 @@ def _varying(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
 
 
 class _Levels:
-    """Each value's level, and what it owes to readers on its own level (rules 1 to 4)."""
+    """Each value's level, and the scales pending on it for readers on its own level (rules 1 to 4)."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        layers: Sequence[Layer],
-        first: Sequence[Layer],
-        keeps_bias: Collection[str],
-        bytes_of: Mapping[str, int],
-        multiplied: Collection[str],
-    ) -> None:
+    def __init__(self, graph: Graph, layers: Sequence[Layer], first: Sequence[Layer], longest_chain: int) -> None:
         self.level: dict[str, int] = dict.fromkeys(graph.inputs, 0)
-        self.owed: dict[str, Owed] = dict.fromkeys(graph.inputs, ())
-        self._graph, self._bytes_of, self._multiplied = graph, bytes_of, multiplied
+        self.pending: dict[str, Pending] = dict.fromkeys(graph.inputs, ())
+        self._growth: dict[str, float] = {}  # powers of two by which constants moved a value with pending scales
+        self._graph, self._longest_chain = graph, longest_chain
+        self._only_multiplied = {layer.output for layer in first if layer.norm_factor is not None}
         self._users = by_tensor(first)
         self._shared = {base for base, users in by_tensor(layers).items() if len(users) > 1}
         deciding = {layer.node for layer in first}
         self._later = {layer.node: layer.weight.base for layer in layers if layer.node not in deciding}
-        self._fixed = {x.output for x in first if x.output in keeps_bias or not x.is_linear(keeps_bias)}
+        self._fixed = {x.output for x in first if x.keeps_bias or not x.is_linear}
         self._settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
         self._load: dict[int, int] = {}  # bytes of weights on each level
 
@@ -191,30 +170,36 @@ class _Levels:
             at, scales = self._place(step)
             if step.layer is not None and step.layer.weight.base in self._shared:
                 at = self._gather(step.layer.weight.base, at)
+            moved = self._moved(step) if scales else 0.0
             for name in step.makes:
-                self.level[name], self.owed[name] = at, scales
+                self.level[name], self.pending[name], self._growth[name] = at, scales, moved
 
-    def _place(self, step: Step) -> tuple[int, Owed]:
+    def _place(self, step: Step) -> tuple[int, Pending]:
         at = max((self.level[name] for name in step.reads), default=0)
         if step.node in self._later:
             at = max(at, self._settled_after[self._later[step.node]])
-        open_scales = [self.owed[name] for name in step.reads if self.level[name] == at and self.owed[name]]
+        open_scales = [self.pending[name] for name in step.reads if self.level[name] == at and self.pending[name]]
         same = len(set(open_scales)) == 1 and len(open_scales) == len(step.reads)
         carried = open_scales[0] if open_scales else ()
-        movable = same and not self._fixed.intersection(carried)
+        movable = same and not self._fixed.intersection(carried) and abs(self._moved(step)) <= LARGEST_GROWTH
         if step.layer is not None:
             return self._place_layer(step.layer, at, carried, movable)
         node = self._graph.nodes[step.node]
-        if not open_scales or node.op_type in IGNORES_SCALE:
+        if not open_scales or node.op_type in SHAPE_OPS:
             return at, ()
-        if movable and (carries(self._graph, node) or node.input[0] in self._multiplied):
+        if movable and (commutes_with_scale(self._graph, node) or node.input[0] in self._only_multiplied):
             return at, carried
         return at + 1, ()
 
-    def _place_layer(self, layer: Layer, at: int, carried: Owed, movable: bool) -> tuple[int, Owed]:
-        size = self._bytes_of.get(layer.weight.base, 0)
+    def _moved(self, step: Step) -> float:
+        """The growth of a step's largest input, and its own where it multiplies by a constant."""
+        own = 0.0 if step.layer is not None else growth(self._graph, self._graph.nodes[step.node])
+        return max((self._growth.get(name, 0.0) for name in step.reads), key=abs, default=0.0) + own
+
+    def _place_layer(self, layer: Layer, at: int, carried: Pending, movable: bool) -> tuple[int, Pending]:
+        size = self._graph.nbytes(layer.weight.base)
         alone = layer.weight.base in self._shared or layer.output in self._fixed
-        too_much = len(carried) >= LONGEST_CHAIN or self._load.get(at, 0) + size > STAGE_BYTES
+        too_much = len(carried) >= self._longest_chain or self._load.get(at, 0) + size > STAGE_BYTES
         if carried and (alone or too_much or not movable):
             at, carried = at + 1, ()
         self._load[at] = self._load.get(at, 0) + size
@@ -229,15 +214,13 @@ class _Levels:
         return at
 
 
-def _pull(
-    graph: Graph, steps: Sequence[Step], groups: Sequence[Sequence[Layer]], keeps_bias: Collection[str]
-) -> tuple[tuple[Stage, ...], dict[str, int]]:
+def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tuple[Stage, ...], dict[str, int]]:
     """For each group of layers the steps it needs that no earlier group ran (rule 5), and where each value is made."""
     maker = {name: k for k, step in enumerate(steps) for name in step.makes}
     bias_of = {
         step.layer.output: step.layer.bias.value
         for step in steps
-        if step.layer and step.layer.bias and not step.layer.bias.constant and step.layer.output in keeps_bias
+        if step.layer and step.layer.bias and step.layer.bias.kept and not step.layer.bias.constant
     }
     ran: dict[str, int] = {}
     chosen: list[list[Step]] = []

@@ -81,10 +81,10 @@ def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
     assert done.model is not None and done.report.carried is not None
     wanted = {item.name for item in done.report.carried.left}
     file = load(done.model)
-    graph = graphs.build(file.proto)
-    for layer in layers.find(graph, lambda name: file.array(graph.tensors[name])).layers:
+    graph = graphs.build(file.proto, file)
+    for layer in layers.find(graph).layers:
         if wanted & {layer.weight.base, layer.weight.value} and layer.module:
-            values = layer.weight.seen(file.array(graph.tensors[layer.weight.base]))
+            values = layer.weight.seen(graph.array(layer.weight.base))
             module = values if layer.op in CONVOLUTIONS else layer.form.matrices(values)[0]
             yield (wanted & {layer.weight.base, layer.weight.value}).pop(), layer.module, module
 

@@ -11,6 +11,7 @@ from helpers import entry, model, near_one, normal, tensor, unchanged_but, varia
 from lsuv_cli import initialize
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
+from lsuv_cli.model.file import load
 from lsuv_cli.scaling.stages import segments
 
 X = normal(64, 8, seed=1)
@@ -234,8 +235,8 @@ def test_what_happens_to_the_input_takes_no_stage_of_its_own():
 @pytest.mark.parametrize(("limit", "pieces"), [(1, [1, 1, 1, 1, 1]), (256, [1] * 5), (512, [2, 2, 1]), (10**6, [5])])
 def test_a_large_model_is_verified_in_pieces_that_keep_to_the_limit(limit, pieces):
     text, _, weights = chain("Relu", 5)
-    graph = graphs.build(model(text, **weights))
-    found = layers.find(graph, lambda name: weights[name]).layers
-    plan = segments(graph, found, dict.fromkeys(weights, 256), limit)
+    file = load(model(text, **weights))
+    graph = graphs.build(file.proto, file)
+    plan = segments(graph, layers.find(graph).layers, limit)
     assert [len(stage.layers) for stage in plan.stages] == pieces
     assert [layer.weight.base for stage in plan.stages for layer in stage.layers] == list(weights)

@@ -13,11 +13,15 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import algorithm, runtime
 from lsuv_cli.scaling import memory_needs as estimate
+from lsuv_cli.scaling import runner, runtime
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
 PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+# Verification opens the file as it is, once more unoptimized with every layer's output, and optimized; a few samples go
+# through each of the three, all data through the last.
+VERIFYING = 3
+FEW = 3
 IMAGES = normal(12, 3, 8, 8)
 ROWS = normal(12, 5, 16)
 
@@ -121,9 +125,10 @@ def watched(monkeypatch, tmp_path):
 def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, watched):
     graph, data = GRAPHS[name]
     report = initialize(graph, data, device="cpu", batch_size=4).report
-    assert report.exit_code == 0 and report.batches == 3
+    assert report.exit_code == 0
+    assert report.batches == 3
     in_the_graph = sum(node.op_type in PRODUCTS for node in graph.graph.node)
-    assert watched.products() == 2 * 3 * in_the_graph
+    assert watched.products() == (2 * 3 + FEW) * in_the_graph
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 12])
@@ -131,13 +136,13 @@ def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, watched
 def test_there_is_a_session_for_each_stage_and_one_to_verify(name, batch_size, watched):
     graph, data = GRAPHS[name]
     report = initialize(graph, data, device="cpu", batch_size=batch_size).report
-    assert len(watched.sessions) == report.stages + 1
+    assert len(watched.sessions) == report.stages + VERIFYING
 
 
-def test_before_takes_one_session_more(watched):
+def test_before_takes_the_sessions_of_another_verification(watched):
     graph, data = GRAPHS["tanh"]
     report = initialize(graph, data, device="cpu", before=True).report
-    assert len(watched.sessions) == report.stages + 2
+    assert len(watched.sessions) == report.stages + 2 * VERIFYING
 
 
 def test_a_chain_of_relus_is_one_stage_and_one_of_tanhs_a_stage_per_layer():
@@ -162,7 +167,7 @@ def test_doubling_the_depth_doubles_the_work(watched):
         watched.sessions.clear()
         initialize(graph, normal(32, 16), device="cpu")
         counts.append(watched.products())
-    assert counts == [16, 32]
+    assert counts == [(2 + FEW) * 8, (2 + FEW) * 16]
 
 
 # What waits between stages
@@ -181,7 +186,7 @@ def frontiers(monkeypatch):
             self.left = self.bytes
             super().close()
 
-    monkeypatch.setattr(algorithm, "Frontier", Kept)
+    monkeypatch.setattr(runner, "Frontier", Kept)
     return made
 
 
@@ -203,8 +208,11 @@ def test_values_that_wait_in_a_file_change_nothing(name, frontiers):
     plain = initialize(graph, data, device="cpu", batch_size=4, threads=1).model
     spilled = initialize(graph, data, device="cpu", batch_size=4, threads=1, memory=1).model
     assert plain.SerializeToString(deterministic=True) == spilled.SerializeToString(deterministic=True)
-    assert frontiers[0].spilled == 0 and frontiers[0].peak > 1
-    assert frontiers[2].spilled > 0 and frontiers[2].peak <= 1
+    scaling, scaling_in_a_file = frontiers[0], frontiers[3]  # verification has two of its own
+    assert scaling.spilled == 0
+    assert scaling.peak > 1
+    assert scaling_in_a_file.spilled > 0
+    assert scaling_in_a_file.peak <= 1
 
 
 # What `lsuv --help` waits for
@@ -241,7 +249,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
     net = model("x (float[N,16] x) => (y) { a = MatMul(x, w) t = Tanh(a) y = MatMul(t, v) }",
                 w=normal(16, 4096), v=normal(4096, 16))  # fmt: skip
     data = normal(1000, 16)
-    monkeypatch.setattr(algorithm, "available_memory", lambda: 10_000_000)
+    monkeypatch.setattr(runner, "available_memory", lambda: 10_000_000)
     # The second layer's input alone takes 1000 x 4096 x 4 bytes = 16 MB.
     with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*--batch-size 305"):
         initialize(net, data, device="cpu", batch_size=1000)

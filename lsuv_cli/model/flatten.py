@@ -1,0 +1,322 @@
+"""A model's nodes as one flat list: calls of local functions, and Ifs whose branch is known, replaced by their bodies.
+
+1. Main-graph names stay as they are; names inside a body get a prefix (the call's or the If's name) and are made
+   unique.
+2. Nodes are copies wherever something in them is renamed. Tensors are references into the user's model, so that the
+   list costs no memory for weights and a weight can be written where it lives.
+3. `places` tells where the node that makes a value stands in the user's model: only there can it be rewired or folded.
+   A function's body is no such place, as its nodes may serve several calls.
+4. A function whose operators mean something else in the model's operator sets is not inlined: its calls stay calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, defs, helper
+
+from lsuv_cli.errors import ModelError
+
+MOST_NODES = 1_000_000  # functions that call functions can multiply without bound
+DEEPEST = 100  # bodies within bodies
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+
+FunctionKey = tuple[str, str, str]  # domain, name, overload
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands in the user's model."""
+
+    body: GraphProto
+    node: NodeProto
+
+
+@dataclass
+class Flat:
+    """The flat list, and where its parts come from."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    tensors: dict[str, TensorProto] = field(default_factory=dict)  # initializers and values of Constant nodes
+    sparse: dict[str, onnx.SparseTensorProto] = field(default_factory=dict)
+    initializers: dict[str, GraphProto] = field(default_factory=dict)  # the tensors that a graph lists, and that graph
+    places: dict[str, Place] = field(default_factory=dict)  # by the value that the node makes
+    functions: list[FunctionProto] = field(default_factory=list)  # those that calls are left of
+    untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # branches that the data does not take, by If
+
+
+def flatten(model: onnx.ModelProto, branches: Mapping[str, bool]) -> Flat:
+    """The model's nodes as one list. `branches` tells, by an If's first output in this list, which branch it takes."""
+    return _Flattener(model, branches).run()
+
+
+def inner_graphs(node: NodeProto) -> list[GraphProto]:
+    """The bodies of If, Loop and Scan: the graphs among a node's attributes."""
+    graphs: list[GraphProto] = []
+    for held in node.attribute:
+        if held.type == AttributeProto.GRAPH:
+            graphs.append(held.g)
+        elif held.type == AttributeProto.GRAPHS:
+            graphs.extend(held.graphs)
+    return graphs
+
+
+def label(node: NodeProto) -> str:
+    """A node's name for people: its own, else that of its first output."""
+    return node.name or next((name for name in node.output if name), "")
+
+
+def constant_value(node: NodeProto, name: str) -> TensorProto | onnx.SparseTensorProto | None:
+    """The tensor of a Constant node, whichever of its eight attributes holds it; None for other nodes.
+
+    `value` and `sparse_value` are given by reference, the others as new tensors under `name`.
+    """
+    if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS or len(node.attribute) != 1:
+        return None
+    held = node.attribute[0]
+    match held.name:
+        case "value":
+            return held.t
+        case "sparse_value":
+            return held.sparse_tensor
+        case "value_float":
+            return helper.make_tensor(name, TensorProto.FLOAT, [], [held.f])
+        case "value_floats":
+            return helper.make_tensor(name, TensorProto.FLOAT, [len(held.floats)], held.floats)
+        case "value_int":
+            return helper.make_tensor(name, TensorProto.INT64, [], [held.i])
+        case "value_ints":
+            return helper.make_tensor(name, TensorProto.INT64, [len(held.ints)], held.ints)
+        case "value_string":
+            return TensorProto(name=name, data_type=TensorProto.STRING, string_data=[held.s])
+        case "value_strings":
+            dims = [len(held.strings)]
+            return TensorProto(name=name, dims=dims, data_type=TensorProto.STRING, string_data=held.strings)
+    return None
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """One body in the course of being flattened."""
+
+    body: GraphProto | None  # None for a function's, which is not to be edited
+    prefix: str  # of the names inside; empty for the main graph
+    rename: dict[str, str]  # names of the body, and what they are in the flat list
+    attributes: Mapping[str, AttributeProto]  # a function call's own, for attributes that refer to them
+    depth: int = 0
+
+
+class _Flattener:
+    def __init__(self, model: onnx.ModelProto, branches: Mapping[str, bool]) -> None:
+        self.model = model
+        self.branches = branches
+        self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self.versions = {o.domain: o.version for o in model.opset_import}
+        self.agrees = {key: self._agrees(function) for key, function in self.functions.items()}
+        self.flat = Flat()
+        self.taken = _main_names(model.graph)
+
+    def run(self) -> Flat:
+        scope = _Scope(self.model.graph, "", {}, {})
+        self._graph(self.model.graph, scope)
+        left = {_key(node) for node in self.flat.nodes} | {
+            _key(inner) for node in self.flat.nodes for inner in nodes_inside(node)
+        }
+        if left & self.functions.keys():
+            self.flat.functions = list(self.model.functions)  # they may call one another
+        return self.flat
+
+    def _graph(self, graph: GraphProto, scope: _Scope) -> None:
+        for tensor in graph.initializer:
+            name = self._local(tensor.name, scope)
+            self.flat.tensors[name] = tensor
+            if scope.body is not None:
+                self.flat.initializers[name] = graph
+        for sparse in graph.sparse_initializer:
+            self.flat.sparse[self._local(sparse.values.name, scope)] = sparse
+        self._nodes(graph.node, scope)
+
+    def _nodes(self, nodes: Sequence[NodeProto], scope: _Scope) -> None:
+        if scope.depth > DEEPEST:
+            raise ModelError(f"bodies are nested more than {DEEPEST} deep at {scope.prefix!r}")
+        for node in nodes:
+            key = _key(node)
+            if key in self.functions and self.agrees[key]:
+                self._call(node, self.functions[key], scope)
+            elif node.op_type == "If" and node.domain in STANDARD_DOMAINS and self._taken_branch(node, scope):
+                pass
+            else:
+                self._node(node, scope)
+            if len(self.flat.nodes) > MOST_NODES:
+                raise ModelError(f"the model has more than {MOST_NODES:,} nodes once its functions are written out")
+
+    def _node(self, node: NodeProto, scope: _Scope) -> None:
+        copied = self._renamed(node, scope)
+        for name in copied.output:
+            if name and scope.body is not None:
+                self.flat.places[name] = Place(scope.body, node)
+        referring = any(held.ref_attr_name for held in node.attribute)
+        value = constant_value(copied if referring else node, copied.output[0]) if copied.output else None
+        if isinstance(value, TensorProto):
+            self.flat.tensors[copied.output[0]] = value
+        elif value is not None:
+            self.flat.sparse[copied.output[0]] = value
+        else:
+            self.flat.nodes.append(copied)
+
+    def _call(self, node: NodeProto, function: FunctionProto, scope: _Scope) -> None:
+        """A function's body in place of a call of it."""
+        call = self._renamed(node, scope)
+        given = {a.name: a for a in call.attribute}
+        attributes = {a.name: a for a in function.attribute_proto} | given
+        inputs = [*call.input, *[""] * (len(function.input) - len(call.input))]
+        rename = dict(zip(function.input, inputs, strict=False))
+        # An output that is one of the inputs, or is put out twice, needs a node that makes it.
+        made = {name for inner in function.node for name in inner.output}
+        twice = [name for name, count in Counter(function.output).items() if count > 1]
+        direct = {
+            n: o for n, o in zip(function.output, call.output, strict=False) if n in made and n not in twice and o
+        }
+        prefix = f"{label(call)}/"
+        body = _Scope(None, prefix, {**rename, **direct}, attributes, scope.depth + 1)
+        self._name_outputs(function.node, body, direct)
+        self._nodes(function.node, body)
+        for inner, outer in zip(function.output, call.output, strict=False):
+            if outer and inner not in direct:
+                self.flat.nodes.append(helper.make_node("Identity", [body.rename.get(inner, inner)], [outer]))
+
+    def _taken_branch(self, node: NodeProto, scope: _Scope) -> bool:
+        """Put the branch that an If takes in its place; False where that is not known."""
+        outputs = [scope.rename.get(name, name) for name in node.output]
+        taken = self.branches.get(outputs[0] if outputs else "")
+        if taken is None:
+            return False
+        bodies = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}
+        then, other = bodies.get("then_branch"), bodies.get("else_branch")
+        if then is None or other is None:
+            return False
+        graph, left = (then, other) if taken else (other, then)
+        made = {name for inner in graph.node for name in inner.output}
+        names = [o.name for o in graph.output]
+        direct = {n: o for n, o in zip(names, outputs, strict=False) if n in made and names.count(n) == 1 and o}
+        prefix = f"{scope.rename.get(label(node), label(node))}/"
+        inside = {**scope.rename, **direct}
+        body = _Scope(graph if scope.body is not None else None, prefix, inside, scope.attributes, scope.depth + 1)
+        self._name_outputs(graph.node, body, direct)
+        self._graph(graph, body)
+        for inner, outer in zip(names, outputs, strict=False):
+            if outer and inner not in direct:
+                self.flat.nodes.append(helper.make_node("Identity", [body.rename.get(inner, inner)], [outer]))
+        self.flat.untaken.append((label(node), left))
+        return True
+
+    def _name_outputs(self, nodes: Sequence[NodeProto], scope: _Scope, direct: Mapping[str, str]) -> None:
+        """Name all that a body makes before its nodes are gone through, which may be in any order."""
+        for name in (name for node in nodes for name in node.output):
+            if name and name not in direct:
+                self._local(name, scope)
+
+    def _local(self, name: str, scope: _Scope) -> str:
+        """The flat list's name of something that a body makes itself; it hides an outer value of that name."""
+        if not scope.prefix or not name:
+            return name
+        unique = free_name(f"{scope.prefix}{name}", self.taken)
+        self.taken.add(unique)
+        scope.rename[name] = unique
+        return unique
+
+    def _renamed(self, node: NodeProto, scope: _Scope) -> NodeProto:
+        """A node as the flat list has it: the node itself, where nothing in it changes."""
+        if not scope.prefix and not scope.attributes:
+            return node
+        copied = NodeProto()
+        copied.CopyFrom(node)
+        _resolve(copied, scope.attributes)
+        _rename(copied, scope.rename)
+        if node.name:
+            copied.name = f"{scope.prefix}{node.name}"
+        return copied
+
+    def _agrees(self, function: FunctionProto) -> bool:
+        """Whether a function's operators are the same ones in the model's operator sets."""
+        own = {o.domain: o.version for o in function.opset_import}
+
+        def since(node: NodeProto, versions: Mapping[str, int]) -> int | None:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            version = versions.get(domain, versions.get("ai.onnx", 0) if not domain else 0)
+            try:
+                return int(defs.get_schema(node.op_type, version, domain).since_version)
+            except defs.SchemaError:
+                return None  # not one of ONNX's own: onnxruntime knows it or not, whatever the version
+
+        listed = [n for node in function.node for n in (node, *nodes_inside(node))]
+        return all(
+            since(node, own) == since(node, self.versions) for node in listed if _key(node) not in self.functions
+        )
+
+
+def free_name(wanted: str, taken: set[str] | Mapping[str, object] | Callable[[str], bool]) -> str:
+    """A name like the wanted one that nothing has yet."""
+    is_taken = taken if callable(taken) else taken.__contains__
+    name, count = wanted, 1
+    while is_taken(name):
+        count += 1
+        name = f"{wanted}_{count}"
+    return name
+
+
+def nodes_inside(node: NodeProto) -> Iterator[NodeProto]:
+    """All nodes of a node's inner graphs, at any depth."""
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            yield inner
+            yield from nodes_inside(inner)
+
+
+def _key(node: NodeProto) -> FunctionKey:
+    return node.domain, node.op_type, node.overload
+
+
+def _main_names(graph: GraphProto) -> set[str]:
+    names = {i.name for i in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+    names |= {t.values.name for t in graph.sparse_initializer}
+    return names | {name for node in graph.node for name in (*node.input, *node.output)}
+
+
+def _resolve(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> None:
+    """Give a function body's node the attributes that it takes from the call; in its inner graphs too."""
+    kept: list[AttributeProto] = []
+    for held in node.attribute:
+        if held.ref_attr_name:
+            if held.ref_attr_name in attributes:
+                value = AttributeProto()
+                value.CopyFrom(attributes[held.ref_attr_name])
+                value.name = held.name
+                kept.append(value)
+        else:
+            kept.append(held)
+    if len(kept) < len(node.attribute) or any(held.ref_attr_name for held in node.attribute):
+        copies = [AttributeProto.FromString(held.SerializeToString()) for held in kept]
+        del node.attribute[:]
+        node.attribute.extend(copies)
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            _resolve(inner, attributes)
+
+
+def _rename(node: NodeProto, rename: Mapping[str, str]) -> None:
+    """Rename what a node reads and makes, and what its inner graphs read from outside."""
+    for names in (node.input, node.output):
+        for k, name in enumerate(names):
+            names[k] = rename.get(name, name)
+    for graph in inner_graphs(node):
+        own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for inner in graph.node for name in inner.output}
+        outer = {old: new for old, new in rename.items() if old not in own}
+        for inner in graph.node:
+            _rename(inner, outer)
+        for output in graph.output:
+            output.name = outer.get(output.name, output.name)

@@ -1,0 +1,213 @@
+"""What verification measures of a layer's output: nodes inside the model, sums outside of it.
+
+A gauge is made after a *sounding*: the layer's output for a few samples, from unoptimized onnxruntime, as an array.
+From it come the value's rank, the size of its groups, and a number m near its mean. Then, with d = y - m,
+
+    mean = m + E[d],  Var = E[d²] - E[d]²
+
+with E[d] and E[d²] of each group taken inside the model: of a channel's positions, or of a row. m is 0 where the mean
+does not dwarf the spread. Groups above LARGEST_GROUP, and numbers whose squares leave float32's range, are taken in
+double.
+
+Nothing here is shared with calibration's probes (moments.py), whose mistakes it is meant to find.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
+
+from lsuv_cli.scaling.moments import Moments
+
+Array = NDArray[Any]
+
+LARGEST_GROUP = 4096
+LARGEST_MEAN = 4.0  # mean² / variance up to which y is not shifted by its mean
+SMALLEST, LARGEST = 1e-12, 1e12  # magnitudes whose squares float32 holds with room to spare
+UNIT_ROUNDOFF = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Sounding:
+    """A layer's output for a few samples."""
+
+    shape: tuple[int, ...]
+    mean: float
+    variance: float
+    largest: float
+
+    @classmethod
+    def of(cls, array: Array) -> Sounding:
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = np.asarray(array, np.float64)
+            if not wide.size:
+                return cls(wide.shape, 0.0, 0.0, 0.0)
+            return cls(wide.shape, float(wide.mean()), float(wide.var()), float(np.abs(wide).max()))
+
+
+@dataclass(frozen=True)
+class Units:
+    """A value's channels or features: how many, and the axes behind theirs."""
+
+    count: int
+    behind: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """How one layer's output is measured."""
+
+    value: str  # what is measured: the layer's output, or c times it behind a norm that only multiplies
+    name: str  # the start of the names of the gauge's own values
+    is_plane: bool  # (samples, channels, positions...): a convolution's output
+    sounding: Sounding
+    divisor: float = 1.0  # c
+    accuracy: float = 1e-3  # the relative error that the variance may have
+    equal_groups: bool = False  # groups have one size in all batches, so that it need not be fetched
+    units: Units | None = None  # whose largest values are wanted
+    careful: bool = False  # in double whatever the sounding says, because the fast form was not good enough
+
+    @property
+    def shift(self) -> float:
+        s = self.sounding
+        shifted = math.isfinite(s.mean) and s.mean**2 > LARGEST_MEAN * s.variance
+        return s.mean * self.divisor if shifted else 0.0
+
+    @property
+    def group(self) -> tuple[int, ...] | None:
+        """The axes of a group; None for a value of no axes, or whose rows are empty."""
+        shape = self.sounding.shape
+        if len(shape) > 2 and self.is_plane and 0 < math.prod(shape[2:]) <= LARGEST_GROUP:
+            return tuple(range(2, len(shape)))
+        return (len(shape) - 1,) if shape else None
+
+    @property
+    def in_double(self) -> bool:
+        shape, axes = self.sounding.shape, self.group
+        size = math.prod(shape[axis] for axis in axes) if axes else 1
+        in_range = SMALLEST < self.sounding.largest < LARGEST
+        return self.careful or size > LARGEST_GROUP or not in_range
+
+    @property
+    def fetches(self) -> tuple[str, ...]:
+        kinds = ["d", "d2", *([] if self.equal_groups else ["count"]), *(["most"] if self.units else [])]
+        return tuple(f"{self.name}.{kind}" for kind in kinds)
+
+    def meter(self) -> GaugeMeter:
+        return GaugeMeter(self)
+
+    def more_careful(self, moments: Moments) -> Gauge:
+        """The same measurement in double, shifted by the mean as measured so far."""
+        mean = moments.mean if math.isfinite(moments.mean) else self.sounding.mean
+        return replace(self, careful=True, sounding=replace(self.sounding, mean=mean))
+
+    def nodes(self, opset: int, element_type: int) -> list[NodeProto]:
+        """The nodes that make what is fetched."""
+        return _GaugeNodes(self, opset, element_type).make()
+
+
+@dataclass
+class GaugeMeter:
+    """Adds up what a gauge fetches, in float64."""
+
+    gauge: Gauge
+    count: float = 0.0
+    d: float = 0.0
+    d2: float = 0.0
+    per_group: float = 1.0
+    most: Array = field(default_factory=lambda: np.array(-math.inf))
+
+    def add(self, fetched: Sequence[Array]) -> None:
+        named = dict(zip(self.gauge.fetches, fetched, strict=True))
+        d, d2 = (np.asarray(named[f"{self.gauge.name}.{kind}"], np.float64) for kind in ("d", "d2"))
+        if not d.size:
+            return
+        shape, axes = self.gauge.sounding.shape, self.gauge.group
+        self.per_group = math.prod(shape[axis] for axis in axes) if axes else 1.0
+        if not self.gauge.equal_groups:
+            self.per_group = float(named[f"{self.gauge.name}.count"]) / d.size
+        if not self.per_group:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.d += self.per_group * float(d.sum())
+            self.d2 += self.per_group * float(d2.sum())
+        self.count += self.per_group * d.size
+        if self.gauge.units:
+            self.most = np.maximum(self.most, np.asarray(named[f"{self.gauge.name}.most"], np.float64).ravel())
+
+    def result(self) -> Moments:
+        if not self.count:
+            return Moments(math.nan, math.nan)
+        gauge = self.gauge
+        with np.errstate(over="ignore", invalid="ignore"):
+            offset, square = self.d / self.count, self.d2 / self.count
+        variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
+        error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
+        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
+        dead = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
+        mean = (gauge.shift + offset) / gauge.divisor
+        # What is left of a constant after rounding is no variance.
+        if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
+            variance = 0.0
+        count = round(self.count)
+        return Moments(mean, variance / gauge.divisor**2, count=count, trusted=trusted, dead=dead)
+
+
+class _GaugeNodes:
+    def __init__(self, gauge: Gauge, opset: int, element_type: int) -> None:
+        self.gauge, self.opset, self.element_type = gauge, opset, element_type
+        self.made: list[NodeProto] = []
+
+    def make(self) -> list[NodeProto]:
+        gauge = self.gauge
+        if not gauge.equal_groups:
+            self.node("Size", [gauge.value], "count")
+        wanted = TensorProto.DOUBLE if gauge.in_double else TensorProto.FLOAT
+        y = gauge.value if self.element_type == wanted else self.node("Cast", [gauge.value], "cast", to=wanted)
+        if gauge.group is None:
+            y = self.reshaped(y, "row", [1, -1])
+        if gauge.shift:
+            shift = helper.make_tensor("m", wanted, [], [gauge.shift])
+            y = self.node("Sub", [y, self.node("Constant", [], "m", value=shift)], "shifted")
+        self.mean(y, "d")
+        self.mean(self.node("Mul", [y, y], "squared"), "d2")
+        if gauge.units:
+            self.most_of_units(gauge.units)
+        return self.made
+
+    def node(self, op: str, inputs: list[str], kind: str, **attributes: Any) -> str:
+        name = f"{self.gauge.name}.{kind}"
+        self.made.append(helper.make_node(op, inputs, [name], **attributes))
+        return name
+
+    def mean(self, source: str, kind: str) -> None:
+        axes = self.gauge.group or (1,)
+        if len(axes) > 1 and not self.gauge.in_double:
+            # It keeps images in the layout in which onnxruntime convolves them; ReduceMean would not.
+            self.node("GlobalAveragePool", [source], kind)
+        else:
+            self.reduced("ReduceMean", source, kind, axes)
+
+    def reduced(self, op: str, source: str, kind: str, axes: Sequence[int]) -> str:
+        if self.opset < 18:
+            return self.node(op, [source], kind, axes=list(axes), keepdims=0)
+        constant = self.node("Constant", [], f"{kind}.axes", value_ints=list(axes))
+        return self.node(op, [source, constant], kind, keepdims=0)
+
+    def reshaped(self, source: str, kind: str, shape: list[int]) -> str:
+        tensor = helper.make_tensor("shape", TensorProto.INT64, [len(shape)], shape)
+        return self.node("Reshape", [source, self.node("Constant", [], f"{kind}.shape", value=tensor)], kind)
+
+    def most_of_units(self, units: Units) -> None:
+        value = self.gauge.value
+        if self.element_type != TensorProto.FLOAT:
+            value = self.node("Cast", [value], "units", to=TensorProto.DOUBLE)
+        if units.behind:
+            value = self.reduced("ReduceMax", value, "behind", units.behind)
+        self.reduced("ReduceMax", self.reshaped(value, "table", [-1, units.count]), "most", (0,))

@@ -1,0 +1,215 @@
+"""A model to run, put together node by node.
+
+Tensors are not put into the model but handed over beside it, so that no model meets protobuf's 2 GiB limit and none is
+copied to be parsed. Small constants are inlined: shape logic needs to see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from lsuv_cli.model.flatten import inner_graphs, nodes_inside
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.random_ops import is_random, seeded
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.precision import Retype, retyped_node
+
+Array = NDArray[Any]
+
+INLINE_BYTES = 1024
+
+
+class Meter(Protocol):
+    """Adds up, batch after batch, what the model's own outputs tell about one layer."""
+
+    def add(self, fetched: Sequence[Array]) -> None:
+        """Take what one run gave."""
+
+    def result(self) -> Moments:
+        """The layer's moments over all runs so far."""
+
+
+class Measurement(Protocol):
+    """What is measured of one layer."""
+
+    @property
+    def fetches(self) -> tuple[str, ...]:
+        """The model's outputs that a meter needs."""
+
+    def meter(self) -> Meter:
+        """A new meter at zero."""
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """A model to run, its large tensors, and the names by which it takes and gives values."""
+
+    proto: onnx.ModelProto
+    tensors: Mapping[str, Array]
+    feeds: Mapping[str, str]  # value -> the model's input that takes it
+    fetches: tuple[str, ...]  # values for later stages
+    probes: tuple[Measurement, ...]
+
+
+class ModelBuilder:
+    """A model in the making: a graph's nodes, with element types replaced, and nodes of our own."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        prefix: str,
+        types: Mapping[str, TypeProto],
+        retype: Retype,
+        rounded: Mapping[str, int] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self.types = types
+        self.retype = retype
+        self.rounded = rounded or {}  # values to be rounded to a narrower type, as the model would store them
+        self.nodes: list[NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.feeds: dict[str, str] = {}
+        self.inline: dict[str, TensorProto] = {}
+        self.sparse: list[onnx.SparseTensorProto] = []
+        self.tensors: dict[str, Array] = {}
+        self.known: set[str] = set()
+
+    def own(self, kind: str, value: str) -> str:
+        """A name of our own for something about a value."""
+        return f"{self.prefix}{kind}/{value}"
+
+    def take(self, name: str, source: str) -> None:
+        """Make a value an input of the model, under the name `source`."""
+        self.inputs.append(onnx.ValueInfoProto(name=source, type=self.types[name]))
+        self.feeds[name] = source
+        self.known.add(name)
+
+    def pull(self, name: str, input_type: Callable[[str], TypeProto]) -> None:
+        """Add all that a value needs: nodes, constants, inputs of the model."""
+        wanted = [name]
+        indices: set[int] = set()
+        made = {output for node in self.nodes for output in node.output} | self.known
+        while wanted:
+            value = wanted.pop()
+            if value in made:
+                continue
+            if value in self.graph.constant:
+                self.need(value)
+            elif value in self.graph.inputs:
+                self.types = {**self.types, value: input_type(value)}
+                self.take(value, value)
+                made.add(value)
+            elif (k := self.graph.producer[value]) not in indices:
+                indices.add(k)
+                wanted.extend(self.graph.reads(k))
+        for k in sorted(indices):
+            self.add(self.graph.nodes[k])
+
+    def add(self, node: NodeProto) -> None:
+        """Add a node of the graph: in other element types, with repeatable random numbers."""
+        if is_random(node, self.graph.tensors):
+            node = seeded(node)
+        node = retyped_node(node, self.retype)
+        narrow = [name for name in node.output if name in self.rounded]
+        if narrow:
+            copied = NodeProto()
+            copied.CopyFrom(node)
+            copied.output[:] = [self.own("wide", name) if name in narrow else name for name in node.output]
+            node = copied
+        self.nodes.append(node)
+        for name in narrow:
+            kind = self.rounded[name]
+            cast = helper.make_node("Cast", [self.own("wide", name)], [self.own("narrow", name)], to=kind)
+            back = helper.make_node("Cast", [self.own("narrow", name)], [name], to=self.retype[kind])
+            self.nodes += [cast, back]
+
+    def need(self, name: str) -> None:
+        """Bring in a constant that a node reads, or the nodes that compute it from constants."""
+        if not name or name in self.known or name not in self.graph.constant:
+            return
+        self.known.add(name)
+        if name in self.graph.tensors:
+            tensor = self.graph.tensors[name]
+            if tensor.data_type in self.retype or tensor.data_type == TensorProto.FLOAT:
+                self.constant(name, self.graph.array(name))
+            else:
+                self.other_constant(name, tensor)
+        elif name in self.graph.sparse:
+            sparse = onnx.SparseTensorProto()
+            sparse.CopyFrom(self.graph.sparse[name])
+            sparse.values.name = name
+            self.sparse.append(sparse)
+        else:
+            k = self.graph.producer[name]
+            for read in self.graph.reads(k):
+                self.need(read)
+            self.known.update(self.graph.nodes[k].output)
+            self.add(self.graph.nodes[k])
+
+    def constant(self, name: str, array: Array) -> None:
+        """A float tensor: inline if it is small, else beside the model."""
+        self.known.add(name)
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        target = self.retype.get(kind, kind)
+        if target != kind:
+            array = array.astype(helper.tensor_dtype_to_np_dtype(target))
+        if array.nbytes <= INLINE_BYTES:
+            self.inline[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
+        else:
+            self.tensors[name] = np.asarray(array, order="C")
+
+    def other_constant(self, name: str, tensor: TensorProto) -> None:
+        """A tensor of integers, strings, booleans, doubles or an exotic type, as it is."""
+        copy = TensorProto()
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = self.graph.array(name)
+            if array.nbytes > INLINE_BYTES:
+                self.tensors[name] = np.asarray(array, order="C")
+                return
+            copy = numpy_helper.from_array(np.asarray(array, order="C"))
+        else:
+            copy.CopyFrom(tensor)
+        copy.name = name
+        self.inline[name] = copy
+
+    def finish(self, outputs: Sequence[str], probes: Sequence[Measurement]) -> StageModel:
+        graph = onnx.GraphProto(name="stage", node=self.nodes, input=self.inputs)
+        seen: set[str] = set()
+        for node in graph.node:  # onnxruntime wants names to be unique, where there are any
+            if node.name in seen:
+                node.name = ""
+            seen.add(node.name)
+        graph.initializer.extend(self.inline.values())
+        graph.sparse_initializer.extend(self.sparse)
+        for name, array in self.tensors.items():
+            stub = graph.initializer.add(name=name, dims=array.shape)
+            stub.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+            stub.data_location = TensorProto.EXTERNAL
+            # Never opened: the session gets the tensor itself under this name.
+            stub.external_data.add(key="location", value="in-memory")
+        # onnxruntime infers the type of an output that has only a name.
+        fetched = [*outputs, *(name for probe in probes for name in probe.fetches)]
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetched)
+        model = onnx.ModelProto(ir_version=max(self.graph.ir_version, 4), graph=graph)
+        model.opset_import.extend(self.graph.opsets)
+        model.functions.extend(self.graph.functions)
+        return StageModel(model, self.tensors, self.feeds, tuple(outputs), tuple(probes))
+
+
+def own_prefix(graph: Graph) -> str:
+    """A prefix for names of our own: no name in the graph, or in a body inside it, starts with it."""
+    inside = (inner for node in graph.nodes for inner in (node, *nodes_inside(node)))
+    names = {*graph.inputs, *graph.tensors, *graph.sparse, *(n for node in inside for n in (*node.input, *node.output))}
+    names |= {i.name for node in graph.nodes for inner in inner_graphs(node) for i in inner.input}
+    prefix = "lsuv:"
+    while any(name.startswith(prefix) for name in names):
+        prefix = f"_{prefix}"
+    return prefix

@@ -1,0 +1,70 @@
+"""A layer's weight from its random start to what is stored: pre-initialized, run, scaled.
+
+A weight runs with He's standard deviation, √(2 / fan-in), so that a chain of layers with pending scales neither
+explodes nor vanishes. The scale that is stored takes that factor back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsuv_cli.model.constants import numpy_type
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import Layer
+from lsuv_cli.scaling import weights
+from lsuv_cli.settings import PreInit
+
+Array = NDArray[Any]
+
+LARGEST_FACTOR = 1e30  # a larger one is near the edge of float32's range
+
+
+@dataclass(frozen=True)
+class RunningWeight:
+    """A weight as it runs, in its stored layout, and the factor by which it differs from the pre-initialized one."""
+
+    array: Array
+    factor: float
+
+    def scaled(self, scale: float) -> Array:
+        """The weight times a number: in place where it is our own, as new memory takes longer than the product."""
+        return _scaled(self.array, scale)
+
+    def fits(self, scale: float, dtype: str) -> bool:
+        """Whether the weight times a number is finite in a type. Its extremes tell."""
+        extremes = np.array([self.array.min(initial=0), self.array.max(initial=0)], self.array.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite((extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))).all())
+
+
+def pre_initialized(graph: Graph, layer: Layer, pre_init: PreInit, seed: int) -> Array:
+    """A layer's weight before scaling, in its stored layout, as float32 (or double, if kept as it is)."""
+    weight = layer.weight
+    if pre_init is PreInit.KEEP:
+        stored = graph.array(weight.base)
+        return stored if weight.dtype == "float64" else np.asarray(stored, np.float32)
+    matrices = weights.pre_initialize(pre_init, layer.form.shape, weights.stream(seed, weight.base))
+    return np.ascontiguousarray(weight.stored(layer.form.weight(matrices, weight.shape)))
+
+
+def running_weight(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, linear: bool) -> RunningWeight:
+    """The weight to run; as it is stored where the layer is not linear in it."""
+    array = pre_initialized(graph, layer, pre_init, seed)
+    _, square = weights.mean_and_square(array)
+    factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
+    if not linear or not math.isfinite(factor):
+        return RunningWeight(array, 1.0)
+    if factor < LARGEST_FACTOR:
+        return RunningWeight(_scaled(array, factor), factor)
+    largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
+    return RunningWeight(array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor)
+
+
+def _scaled(array: Array, scale: float) -> Array:
+    scaled: Array = np.multiply(array, array.dtype.type(scale), out=array if array.flags.writeable else None)
+    return scaled

@@ -1,0 +1,324 @@
+"""What a model does, measured in the model itself: every layer's mean and variance on all of the data.
+
+1. The file is opened by onnxruntime as it is; what onnxruntime refuses is not called ok.
+2. A few samples run through the model without onnxruntime's optimizers; every layer's output is looked at as an array,
+   in float64 (the sounding). The model's outputs must be those of the file opened as it is.
+3. All data runs through the model as onnxruntime optimizes it, once, and each layer's output is reduced inside it
+   (gauges.py). The same few samples go first, and a layer that has another variance there than in step 2 is *disputed*.
+4. A layer whose output has nearly no input to come from may be nothing but rounding noise. Then the few samples run
+   once more with everything multiplied by 1 + 2⁻¹⁰: a signal hardly changes, noise becomes other noise.
+
+A model whose weights take much memory is measured in pieces. Half precision that the device cannot run is run in
+float32 with each value rounded as it would be stored. Nothing is shared with calibration but the way a model is put
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TypeProto, helper
+
+from lsuv_cli.errors import ModelError
+from lsuv_cli.model.constants import numpy_type
+from lsuv_cli.model.file import ModelFile
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import CONVOLUTIONS, Layer
+from lsuv_cli.model.prepare import Look
+from lsuv_cli.model.random_ops import is_random
+from lsuv_cli.scaling import precision, runtime, stages, weights
+from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
+from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.precision import Retype
+from lsuv_cli.scaling.runner import Batch, Pass, Runner
+from lsuv_cli.scaling.runtime import Session, Unsupported
+from lsuv_cli.scaling.stages import Stage
+
+Array = NDArray[Any]
+
+# A model with more weights than this is verified in pieces, and opened without them.
+VERIFY_BYTES = 256 << 20
+# Where inputs of this size, relative to their outputs, may be nothing but rounding.
+SUSPICIOUS_INPUT = 1e-4
+NUDGE = 1.0 + 2.0**-10
+LEAST_CORRELATION = 0.7  # between a signal and the nudged one; noise has none
+SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
+# These make shapes that depend on the data, or take a shape as an input.
+SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
+SHAPE_TAKERS = frozenset(
+    {"Reshape", "Expand", "Tile", "Resize", "Upsample", "Slice", "Pad", "ConstantOfShape", "OneHot", "TopK", "Split",
+     "CenterCropPad", "RandomNormal", "RandomUniform", "SequenceAt", "SplitToSequence", "GatherND", "Squeeze"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Every layer's moments, by its output, and what is to be said about the model."""
+
+    moments: Mapping[str, Moments]
+    warnings: tuple[str, ...] = ()
+
+
+def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> Measured:
+    """Measure every layer of a model as it stands, in the model's own types where the device can."""
+    outputs = _open(file, look, needs)
+    problem: Unsupported | None = None
+    for retype in ({}, precision.HALF, precision.ALL):
+        try:
+            return _Measuring(look, needs, retype, units).run(outputs)
+        except Unsupported as why:
+            problem = why
+    assert problem is not None
+    raise problem
+
+
+def _open(file: ModelFile, look: Look, needs: Pass) -> dict[str, Array] | None:
+    """Open the file in onnxruntime as it is; what it puts out for the few samples, unless its weights are left out."""
+    size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    if size > VERIFY_BYTES:
+        runtime.open_without_weights(file.proto)
+        return None
+    return runtime.run_unoptimized(file.path or file.proto.SerializeToString(), needs.few, needs.device.threads)
+
+
+class _Measuring:
+    """One pass over the data, piece by piece."""
+
+    def __init__(self, look: Look, needs: Pass, retype: Retype, units: bool) -> None:
+        self.graph, self.layers, self.needs, self.retype, self.units = (
+            look.graph,
+            look.layers.layers,
+            needs,
+            retype,
+            units,
+        )
+        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
+        self.runner = Runner(look.graph, self.plan, needs, retype)
+        self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
+        self.rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
+        self.names = {layer.output: k for k, layer in enumerate(self.layers)}
+        self.prefix = own_prefix(look.graph)
+        self.equal_groups = _equal_shapes(needs.batches) and not _makes_shapes(look.graph)
+        self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
+
+    def run(self, outputs: Mapping[str, Array] | None) -> Measured:
+        found: dict[str, Moments] = {}
+        try:
+            for index, stage in enumerate(self.plan.stages):
+                found |= self._piece(index, stage)
+                self.runner.forget(index)
+                self.few.forget(index)
+        finally:
+            self.runner.frontier.close()
+            self.few.frontier.close()
+        warnings = self._check_outputs(outputs)
+        noise = self._noise(found)
+        found = {name: replace(m, noise=name in noise) for name, m in found.items()}
+        return Measured(found, tuple(warnings))
+
+    def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
+        """Sound a piece, then measure it; carefully where the fast form is not good enough."""
+        wanted = [*(x.output for x in stage.layers), *(self.graph.outputs if len(self.plan.stages) == 1 else ())]
+        sounded = self._fetched(index, stage, wanted)
+        self.raw |= sounded
+        gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
+        while True:
+            session = Session(self._model(stage, gauges), self.needs.device)
+            checked = self._checked(stage, session, gauges)
+            moments = dict(zip(gauges, self.runner.run(index, session), strict=True))
+            doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
+            if not doubtful:
+                return {name: replace(m, disputed=checked.get(name)) for name, m in moments.items()}
+            gauges |= {name: gauges[name].more_careful(m) for name, m in doubtful.items()}
+
+    def _fetched(self, index: int, stage: Stage, names: Sequence[str], nudge: bool = False) -> dict[str, Array]:
+        """Values of a piece for the few samples, from unoptimized onnxruntime."""
+        names = list(dict.fromkeys(names))
+        builder = self._builder(stage)
+        for name in names:
+            builder.pull(name, self._input_type)
+        batch = self.needs.few
+        if nudge:
+            batch = {name: _nudged(array) for name, array in batch.items()}
+            for base in {layer.weight.base for layer in self.layers if layer.weight.place != "folded"}:
+                builder.constant(base, _nudged(self.graph.array(base)))
+        model = builder.finish(list(dict.fromkeys([*stage.outputs, *names])), ())
+        session = Session(model, self.needs.device, optimized=False)
+        kept, _ = session.run({name: self.few.value(session, 0, batch, name) for name in model.feeds})
+        if not nudge:
+            self.few.frontier.put(0, {name: kept[name] for name in stage.outputs})
+        return {name: runtime.to_numpy(kept[name]) for name in names if kept[name].is_tensor()}
+
+    def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
+        """The layers that have another variance with optimizers than without, and the one they have without."""
+        values = {name: self.few.value(session, 0, self.needs.few, name) for name in stage.inputs}
+        _, fetched = session.run(values)
+        disputed: dict[str, float] = {}
+        for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
+            meter = gauge.meter()
+            meter.add(numbers)
+            here, there = meter.result(), gauge.sounding
+            # A constant on the few samples, and a mean that dwarfs the spread, are seen up to rounding only.
+            slack = 10 * self.needs.accuracy * there.variance + 1e-9 * there.mean**2
+            agree = abs(here.variance - there.variance) <= slack or not (here.finite or math.isfinite(there.variance))
+            if not agree and 0 not in there.shape:
+                disputed[name] = there.variance
+        return disputed
+
+    def _builder(self, stage: Stage) -> ModelBuilder:
+        """A piece's nodes, as the model has them."""
+        builder = ModelBuilder(self.graph, self.prefix, self._types(stage), self.retype, self.rounded)
+        for name in stage.inputs:
+            builder.take(name, name)
+        for step in stage.steps:
+            for name in self.graph.reads(step.node):
+                builder.need(name)
+            builder.add(self.graph.nodes[step.node])
+        return builder
+
+    def _types(self, stage: Stage) -> dict[str, TypeProto]:
+        """The types of a piece's inputs, for all batches and for the few samples alike."""
+        few = self.few.types(stage)
+        return {name: _common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
+
+    def _input_type(self, name: str) -> TypeProto:
+        return _common_type(self.runner.input_type(name), self.few.input_type(name))
+
+    def _model(self, stage: Stage, gauges: Mapping[str, Gauge]) -> StageModel:
+        builder = self._builder(stage)
+        for layer in stage.layers:
+            kind = int(helper.np_dtype_to_tensor_dtype(numpy_type(layer.weight.read_as)))
+            builder.nodes += gauges[layer.output].nodes(self.graph.opset(), self.retype.get(kind, kind))
+        return builder.finish(stage.outputs, list(gauges.values()))
+
+    def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
+        units = self._rectified(layer) if self.units else None
+        value, divisor = layer.output, 1.0
+        # Measured behind a norm that only multiplies, onnxruntime can make one operator of the two, as it will in use.
+        if layer.norm_factor is not None and not self.units and not self.retype:
+            behind = next((s for s in stage.steps if s.layer is None and self._reads_first(s.node, value)), None)
+            if behind is not None:
+                value, divisor = behind.makes[0], layer.norm_factor
+        return Gauge(
+            value=value,
+            name=f"{self.prefix}layer{self.names[layer.output]}",
+            is_plane=layer.op in CONVOLUTIONS,
+            sounding=sounding,
+            divisor=divisor,
+            accuracy=self.needs.accuracy,
+            equal_groups=self.equal_groups and layer.op in CONVOLUTIONS and 0 not in sounding.shape,
+            units=units,
+        )
+
+    def _reads_first(self, k: int, name: str) -> bool:
+        return list(self.graph.nodes[k].input[:1]) == [name]
+
+    def _rectified(self, layer: Layer) -> Units | None:
+        """A layer's units, if a Relu reads its output or is inside."""
+        readers = (self.graph.nodes[k].op_type for k in self.graph.readers.get(layer.output, ()))
+        if "Relu" not in (layer.activation, *readers):
+            return None
+        rank = len(layer.weight.shape)
+        if layer.op in CONVOLUTIONS:
+            return Units(layer.groups * layer.form.shape[1], tuple(range(2, rank)))
+        if rank != 2 or layer.op == "Einsum":
+            return None
+        return Units(layer.form.shape[1], () if layer.position == 1 else (-1,))
+
+    def _check_outputs(self, outputs: Mapping[str, Array] | None) -> list[str]:
+        """Compare the model's outputs with those of the file opened as it is; warn of those that are not finite."""
+        warnings: list[str] = []
+        random = any(is_random(node, self.graph.tensors) for node in self.graph.nodes)
+        for name, array in (outputs or {}).items():
+            if array.dtype.kind not in "f" or not array.size:
+                continue
+            if not np.isfinite(array).all():
+                warnings.append(f"the output {name!r} has Inf or NaN on the first samples")
+            elif not random and name in self.raw and not _same(array, self.raw[name]):
+                raise ModelError(
+                    f"the working copy of the model gives another {name!r} than the file itself; nothing is called ok. "
+                    "Please report it, with the model if you can"
+                )
+        return warnings
+
+    def _noise(self, found: Mapping[str, Moments]) -> set[str]:
+        """The layers whose output is nothing but rounding, where any layer makes one think of that."""
+        suspicious = [x for x in self.layers if x.output in found and self._tiny_input(x, found[x.output])]
+        if not suspicious or len(self.plan.stages) > 1:
+            return set()
+        outputs = [layer.output for layer in self.layers]
+        nudged = self._fetched(0, self.plan.stages[0], outputs, nudge=True)
+        return {name for name in outputs if _correlation(self.raw[name], nudged[name]) < LEAST_CORRELATION}
+
+    def _tiny_input(self, layer: Layer, moments: Moments) -> bool:
+        """Whether a layer's input, as its weight and output tell, is far smaller than its output."""
+        if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
+            return False
+        _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
+        gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
+        return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
+
+
+def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
+    """A tensor's type with the dimensions that two types have in common; any other type as it is."""
+    kind = TypeProto()
+    kind.CopyFrom(one)
+    if not (one.tensor_type.HasField("shape") and other.tensor_type.HasField("shape")):
+        return kind
+    if len(one.tensor_type.shape.dim) != len(other.tensor_type.shape.dim):
+        kind.tensor_type.ClearField("shape")
+        return kind
+    for mine, theirs in zip(kind.tensor_type.shape.dim, other.tensor_type.shape.dim, strict=True):
+        if mine != theirs:
+            mine.Clear()
+    return kind
+
+
+def _nudged(array: Array) -> Array:
+    return array * array.dtype.type(NUDGE) if array.dtype.kind == "f" else array
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _equal_shapes(batches: Sequence[Batch]) -> bool:
+    """Whether every input has one shape in all batches, but for its first axis."""
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for batch in batches:
+        for name, array in batch.items():
+            shapes.setdefault(name, set()).add(np.shape(array)[1:])
+    return all(len(found) == 1 for found in shapes.values())
+
+
+def _makes_shapes(graph: Graph) -> bool:
+    """Whether a shape inside the model may depend on the data's values, or on a part of the data's shape."""
+    for node in graph.nodes:
+        if node.op_type in SHAPE_MAKERS:
+            return True
+        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in node.input[1:]):
+            return True
+    return False
+
+
+def _same(one: Array, other: Array) -> bool:
+    if one.shape != other.shape:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), 1e-30))
+
+
+def _correlation(one: Array, other: Array) -> float:
+    """Between two arrays; 1 where either is constant."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
+        a, b = a - a.mean(), b - b.mean()
+        size = math.sqrt(float(a @ a) * float(b @ b))
+        return float(a @ b) / size if size > 0 and math.isfinite(size) else 1.0

@@ -1,0 +1,55 @@
+"""Files and directories that must not outlive the process.
+
+Whoever makes a temporary file announces its path first and withdraws it when the file is gone or has become what was
+asked for. The paths stand in memory that a parent process can share (`share`), so that it can remove what a killed
+child left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+from pathlib import Path
+
+BOARD_BYTES = 1 << 15
+
+_board: mmap.mmap | None = None
+_announced: list[str] = []
+
+
+def announce(path: Path) -> None:
+    """From now on this file or directory has to go if the process dies."""
+    _announced.append(os.fspath(path.absolute()))
+    _post()
+
+
+def withdraw(path: Path) -> None:
+    """The path is gone, or has become what was asked for."""
+    with contextlib.suppress(ValueError):
+        _announced.remove(os.fspath(path.absolute()))
+    _post()
+
+
+def share() -> None:
+    """Keep the announced paths in memory that a child process made by fork writes and its parent reads."""
+    global _board
+    _board = mmap.mmap(-1, BOARD_BYTES)
+
+
+def remove_announced() -> None:
+    """Remove every path that a dead child had announced and not withdrawn."""
+    if _board is None:
+        return
+    for path in (Path(os.fsdecode(name)) for name in _board[:].split(b"\0") if name):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _post() -> None:
+    text = b"\0".join(map(os.fsencode, _announced))
+    if _board is not None and len(text) <= BOARD_BYTES:
+        _board[:] = text.ljust(BOARD_BYTES, b"\0")
