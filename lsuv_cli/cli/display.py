@@ -183,6 +183,7 @@ def _print(layers: Layers, columns: Sequence[Column], console: Console) -> None:
 
 def _head(layers: Layers) -> list[Column]:
     return [
+        Column("module", [layer.module for layer in layers], left=True, rank=2),
         Column("op", [layer.op for layer in layers], left=True, rank=1),
         Column("weight", ["x".join(map(str, layer.shape)) for layer in layers], left=True, rank=2),
     ]
