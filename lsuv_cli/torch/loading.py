@@ -51,9 +51,11 @@ def _tensor(values: Array) -> torch.Tensor:
 def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
     """Load the initialized weights; what follows may still fail, and then the network is as it was."""
     assert done.weights is not None and done.report.carried is not None
-    before = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in _state(net).items()}
+    before = _copied(net)
     try:
-        state = {name: _tensor(done.weights[name]) if name in done.weights else before[name] for name in before}
+        state = net.state_dict()  # with the versions of the modules' formats, which a plain dict has not
+        for name in state.keys() & done.weights.keys():
+            state[name] = _tensor(done.weights[name])
         net.load_state_dict(state, strict=True)
         yield _assigned(net, done)
     except BaseException:
@@ -61,8 +63,13 @@ def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
         raise
 
 
-def _state(net: torch.nn.Module) -> dict[str, Any]:
-    return dict(net.state_dict())
+def _copied(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's state that later changes do not reach."""
+    state: dict[str, Any] = module.state_dict()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.clone()
+    return state
 
 
 def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
@@ -97,7 +104,7 @@ def _assign(net: torch.nn.Module, path: str, weight: Array) -> bool:
         return False
     if not parametrize.is_parametrized(module, "weight"):
         return False
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    before = _copied(module)
     wanted = _tensor(weight)
     try:
         module.weight = wanted.to(module.weight)

@@ -271,3 +271,17 @@ def test_statistics_are_reset_at_home_too():
     report = lsuv_(net, data(), reset_norm=True)
     assert report.exit_code == 0 and not net[1].running_mean.any() and (net[1].running_var == 1).all()
     assert net[1].num_batches_tracked == 0
+
+
+def test_a_module_that_asks_for_the_version_of_its_state():
+    """torchvision's MNASNet does."""
+
+    class Versioned(nn.Linear):
+        _version = 2
+
+        def _load_from_state_dict(self, state, prefix, metadata, *rest):
+            assert metadata.get("version") == 2
+            super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+    net = nn.Sequential(Versioned(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert lsuv_(net, data()).exit_code == 0
