@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,9 @@ def by_file(name: str, path: Path, way: str, folded: bool = False) -> Outcome:
         ).report
     except LsuvError as problem:
         return Outcome("refused", str(problem))
-    loaded = net.load_state_dict(load_file(weights), strict=way == "like")
+    state = OrderedDict(load_file(weights))
+    state._metadata = net.state_dict()._metadata  # type: ignore[attr-defined]  # torchvision's MNASNet asks for it
+    loaded = net.load_state_dict(state, strict=way == "like")
     outcome = judged(report, net, batch)
     if folded and way == "like":  # variance 1 then holds behind the BatchNorm, and the output below tells
         outcome.wrong.clear()
