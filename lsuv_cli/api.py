@@ -9,13 +9,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import onnx
 
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.home import names as carry
+from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Initialized, Job, Listener
@@ -75,6 +75,7 @@ def initialize(
     *,
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     force: bool = False,
     dry_run: bool = False,
     listen: Listener = _silent,
@@ -89,6 +90,8 @@ def initialize(
             None only with `rescale=False` or `dry_run=True`.
         output: where to write the initialized model; None for nowhere.
         weights: a .safetensors or .npz file for the initialized tensors alone, under the names they had in PyTorch.
+        like: the network's checkpoint as it was exported, a .safetensors or .npz file or a mapping of names to arrays.
+            Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
         force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
         {listen}
@@ -101,9 +104,10 @@ def initialize(
     """
     chosen = Settings.of(settings)
     with _opened(model) as file:
-        job = Job(file, chosen, as_sources(data), listen)
+        before = checkpoints.read(like) if like is not None else None
+        job = Job(file, chosen, as_sources(data), listen, before)
         if weights is not None:
-            carry.check(weights)
+            named.check(weights)
         targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 

@@ -137,6 +137,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         )
     return LayerReport(
         name=layer.name,
+        module=layer.module,
         op=layer.op,
         status=status,
         stage=findings.plan.stage_of.get(layer.output),
@@ -155,7 +156,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
 
 def _skipped(item: Skipped) -> LayerReport:
     status = Status.EXCLUDED if item.excluded else Status.SKIPPED
-    return LayerReport(item.name, item.op, status, shape=item.shape, notes=(item.reason,))
+    return LayerReport(item.name, item.op, status, item.module, shape=item.shape, notes=(item.reason,))
 
 
 def _recurrent(item: Recurrent, status: Status) -> LayerReport:
@@ -165,8 +166,9 @@ def _recurrent(item: Recurrent, status: Status) -> LayerReport:
     }.get(status, "recurrent")
     weight = item.weights[0][0]
     return LayerReport(
-        item.name, item.op, status, weight=weight.base, shape=weight.shape, dtype=weight.dtype, notes=(note,)
-    )
+        item.name, item.op, status, item.module, weight=weight.base, shape=weight.shape, dtype=weight.dtype,
+        notes=(note,),
+    )  # fmt: skip
 
 
 def _deviation(array: Array) -> float:

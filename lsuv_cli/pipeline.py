@@ -19,7 +19,8 @@ from lsuv_cli.data import batches, random_data
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.home import names
+from lsuv_cli.home import carrying, checkpoints, matching, named, names
+from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.layer_reports import Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, layers, prepare
@@ -29,7 +30,7 @@ from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
-from lsuv_cli.report import LayerReport, Report
+from lsuv_cli.report import Carried, LayerReport, Report
 from lsuv_cli.scaling import algorithm, memory_needs, runtime, stages, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
@@ -51,10 +52,14 @@ FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
 
 @dataclass(frozen=True)
 class Initialized:
-    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report."""
+    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
+
+    With `like`, `weights` is that checkpoint with the initialized values.
+    """
 
     model: onnx.ModelProto | None
     report: Report
+    weights: dict[str, Array] | None = None
 
     def to_bytes(self) -> bytes:
         """The model as the bytes of an ONNX file."""
@@ -81,6 +86,7 @@ class Job:
     settings: Settings
     data: Data | Sequence[str] | None
     listen: Listener
+    like: Checkpoint | None = None  # the network's own, as it was exported
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -95,7 +101,8 @@ class Job:
             run = self._open()
             # What must be known of the model as given is read here: afterwards it is edited in place.
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
-            called = names.names(run.look.graph, run.look.layers) if carried is not None else {}
+            homes = names.find(self.file.proto, run.look) if carried is not None and self.like is None else None
+            matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
             plan = stages.cut(prepared.graph, prepared.layers.layers)
@@ -105,6 +112,7 @@ class Job:
                 self._pre_initialize(draft, prepared)
                 findings, trials = self._fill(draft, prepared, findings, run)
             entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
+            tensors, account = self._carried(prepared, homes, matched) if not dry_run else (None, None)
             report = self._report(
                 "init",
                 entries,
@@ -113,19 +121,36 @@ class Job:
                 stages=len(findings.plan.stages),
                 trials=trials,
                 memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
+                carried=account,
             )
             if not dry_run:
-                tensors = names.collect(prepared, called) if carried is not None else {}
                 self._publish(draft, tensors, carried, report)
-            return Initialized(self.file.proto if draft.in_memory else None, report)
+            home = tensors if matched is not None else None
+            return Initialized(self.file.proto if draft.in_memory else None, report, home)
 
-    def _publish(self, draft: Draft, tensors: dict[str, Array], carried: Target | None, report: Report) -> None:
+    def _carried(
+        self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
+    ) -> tuple[dict[str, Array] | None, Carried | None]:
+        """The tensors for a file of weights, by value or by name, and an account of them."""
+        if matched is not None:
+            return carrying.carry(matched, prepared.graph, prepared.graph.array)
+        if homes is None:
+            return None, None
+        self.warnings += named.assumed(prepared, homes)
+        return named.collect(prepared, homes, self._writes_recurrent)
+
+    def _publish(
+        self, draft: Draft, tensors: Mapping[str, Array] | None, carried: Target | None, report: Report
+    ) -> None:
         """Give the results their names, the model first: where it cannot have its own, nothing is written."""
         streams = [target for target in (draft.target, carried) if target is not None and target.stream]
         with contextlib.ExitStack() as stack:
             if carried is not None:
                 made = stack.enter_context(outputs.growing(carried))
-                names.write(tensors, made)
+                if self.like is not None:
+                    checkpoints.write(made, tensors or {}, self.like.metadata)
+                else:
+                    checkpoints.write(made, named.storable(tensors or {}, made), {"format": "pt"})
             # Nobody knows how long the reader of a pipe takes: then requests to stop do not wait.
             with contextlib.nullcontext() if streams else interruption.held():
                 draft.publish()
@@ -143,6 +168,8 @@ class Job:
         """The files to be written, by the arguments that name them, checked against everything that is read."""
         sources = [] if self.file.path is None else [self.file.path, *self.file.data_files]
         sources += _files_of(self.data)
+        if self.like is not None and self.like.path is not None:
+            sources.append(self.like.path)
         beside = "`output`" if self.file.has_external_data else ""
         return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=beside)
 
@@ -158,6 +185,17 @@ class Job:
         judged = self.settings if command == "measure" else None
         entries = layer_reports.of_measurement(graph, every, chosen, Findings(plan, verified), judged)
         return self._report(command, entries, run, stages=len(plan.stages))
+
+    @property
+    def _writes_recurrent(self) -> bool:
+        return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
+
+    def _matching(self, look: Look) -> matching.Matching:
+        """Where the model's numbers are in the network's checkpoint."""
+        assert self.like is not None
+        found = matching.match(look.graph, look.layers, look.graph.array, self.like)
+        self.warnings += found.warnings
+        return found
 
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""

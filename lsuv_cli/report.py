@@ -40,6 +40,7 @@ class LayerReport:
     name: str
     op: str
     status: Status
+    module: str = ""  # the PyTorch module that it was exported from
     stage: int | None = None
     weight: str = ""
     shape: tuple[int, ...] = ()
@@ -51,10 +52,28 @@ class LayerReport:
     variance_at_turn: float | None = None  # with the pre-initialized weight and all layers before it scaled
     scale: float | None = None
     variance: float | None = None  # in the written file
+    variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None
     dead: float | None = None  # share of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotCarried:
+    """A tensor of the model whose new values are not in the weights file."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How many of the tensors that changed are in the weights file."""
+
+    tensors: int
+    total: int
+    left: tuple[NotCarried, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,12 +93,13 @@ class Report:
     stages: int = 0
     trials: int = 0
     memory: dict[str, int | None] = field(default_factory=dict)  # bytes expected; null where not known
+    carried: Carried | None = None  # where the tensors go to a weights file
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> ExitCode:
-        fine = all(layer.status in FINE for layer in self.layers)
+        fine = all(layer.status in FINE for layer in self.layers) and not (self.carried and self.carried.left)
         return ExitCode.DONE if fine and not self.did_nothing else ExitCode.OUTSIDE_TOLERANCE
 
     @property

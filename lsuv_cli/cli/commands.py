@@ -65,6 +65,8 @@ def init(
     with terminal.errors():
         if showing.json and writing.output == "-":
             raise LsuvError("--json and -o - both want standard output; write the model to a file")
+        if writing.like is not None and writing.weights is None:
+            raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
         _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, "--plot": showing.plot})
         targets = _targets(models, writing)
         picture = _plot(showing.plot)
@@ -113,6 +115,7 @@ def _initialized(
         data or None,
         output=None if target == "-" else target,
         weights=writing.weights,
+        like=writing.like,
         force=writing.force,
         dry_run=writing.dry_run,
         listen=listen,

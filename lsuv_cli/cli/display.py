@@ -16,7 +16,7 @@ from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
 from lsuv_cli.cli.terminal import printable, shortened
 from lsuv_cli.memory import amount
-from lsuv_cli.report import FINE, LayerReport, Report, Status
+from lsuv_cli.report import FINE, Carried, LayerReport, Report, Status
 
 GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
 LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)
@@ -25,6 +25,7 @@ PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "externa
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
+NAMED = 3  # tensors that the summary names
 
 Layers = Sequence[LayerReport]
 
@@ -47,6 +48,9 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
     console.print(summary(report))
+    if report.carried is not None:
+        left = report.carried.left
+        console.print(Text(carried(report.carried), style="bold red" if left else ""), soft_wrap=True)
     if report.output:
         console.print(f"wrote {printable(report.output)}", soft_wrap=True, markup=False)
 
@@ -147,6 +151,16 @@ def summary(report: Report) -> Text:
     return text
 
 
+def carried(account: Carried) -> str:
+    """Which of the changed tensors are in the weights file."""
+    text = f"carried {account.tensors} of {_plural(account.total, 'tensor')}"
+    if not account.left:
+        return text
+    named = ", ".join(f"{item.name} ({item.reason})" for item in account.left[:NAMED])
+    more = f" and {len(account.left) - NAMED} more" if len(account.left) > NAMED else ""
+    return f"{text}; {len(account.left)} could not be carried: {named}{more}"
+
+
 def _facts(report: Report) -> str:
     found = [f"{report.samples} samples" if report.samples else ""]
     found += ["random data" if report.data == "random" else "", report.device]
@@ -175,6 +189,7 @@ def _print(layers: Layers, columns: Sequence[Column], console: Console) -> None:
 
 def _head(layers: Layers) -> list[Column]:
     return [
+        Column("module", [layer.module for layer in layers], left=True, rank=2),
         Column("op", [layer.op for layer in layers], left=True, rank=1),
         Column("weight", ["x".join(map(str, layer.shape)) for layer in layers], left=True, rank=2),
     ]

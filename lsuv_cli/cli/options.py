@@ -89,6 +89,12 @@ class Writing:
         str | None,
         _option(metavar="FILE", help="Write the initialized tensors to a file of their own too: .safetensors or .npz."),
     ] = None
+    like: Annotated[
+        str | None,
+        _option(
+            metavar="FILE", help="The network's checkpoint as exported: --weights is then that checkpoint, changed."
+        ),
+    ] = None
     force: Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")] = False
     dry_run: Annotated[bool, _option("--dry-run", help="Show the plan, write nothing.")] = False
 

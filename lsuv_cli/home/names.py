@@ -1,153 +1,348 @@
-"""The initialized tensors on their own, for a framework that already has the network: .safetensors or .npz.
+"""What a module calls the tensors that an ONNX file has, as far as the file itself tells.
 
-Names and layouts are those a PyTorch module has. Its exporters change some on the way to ONNX, and this changes them
-back:
-
-1. A weight that kept its name (`fc.weight`) goes under that name, in the layout the file stores.
-2. A weight that lost its name (`onnx::MatMul_12`, `val_3`) takes it from its bias (`fc.bias` -> `fc.weight`), else
-   from the module that its node belongs to (`fc` -> `fc.weight`). Exporters transpose such a weight of an inner
-   product; it goes back as (out, in).
-3. Equal tensors that an exporter merged go under the names of all modules they came from.
-
-The module a node belongs to is in its name (`/encoder/fc/MatMul`, dynamo=False) or its metadata (dynamo=True).
+1. A stored tensor that kept its name (`fc.weight`) goes under that name, in the layout the file stores. Where nodes
+   only move its elements (Transpose, Split, Slice, Concat), each element goes back to its place (moves.py).
+2. PyTorch's exporter with dynamo=True writes down the call that each node was made from, with the module's own name
+   of each parameter (calls.py). That name stands even where the tensor was renamed, transposed or merged.
+3. The legacy exporter writes down scopes (model/modules.py). A weight that lost its name (`onnx::MatMul_12`) takes it
+   from a bias of its module (`fc.bias` -> `fc.weight`), else from a module that has nothing but this weight.
+   In nn.MultiheadAttention, known by its out_proj, the products are those of q, k and v in this order.
+4. A weight that the exporter multiplied by its BatchNorm, or that is computed from other tensors, has no name:
+   under the old one it would make another network.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import NodeProto
 
-from lsuv_cli.errors import LsuvError
+from lsuv_cli.home import calls, moves
+from lsuv_cli.home.calls import Call
+from lsuv_cli.model import constants
+from lsuv_cli.model.constants import Constants, LeftAlone, Weight, numpy_type
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import PRODUCTS, Layer, LayerSet
-from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.outputs import StrPath
+from lsuv_cli.model.layers import CONVOLUTIONS, PRODUCTS, Layer, LayerSet
+from lsuv_cli.model.modules import Modules, parameters
+from lsuv_cli.model.prepare import Look
 
 Array = NDArray[Any]
-FORMATS = frozenset({".safetensors", ".npz"})
-# Names that exporters make up: onnx::MatMul_12, 12, val_3, t_7, /fc/Transpose_output_0.
-MADE_UP = re.compile(r"^(onnx::.*|\d+|(val|_v|t)_\d+|const_fold.*|/.*)$")
-SCOPES = "pkg.torch.onnx.name_scopes"
+
+MULTIPLIED = (
+    "the exporter multiplied it by its BatchNorm; export with optimize=False (dynamo=True), or with "
+    "training=TrainingMode.PRESERVE and do_constant_folding=False (dynamo=False)"
+)
+COMPUTED = "it is computed from other tensors"
+UNKNOWN = "the file does not tell its name in the module"
+RULES = "pkg.onnxscript.rewriter.rule_name"
+# Where the weight and the bias are among a call's arguments, and whether the weight is (out, in).
+OPERATORS = {
+    "linear": (1, 2), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2), "convolution": (1, 2),
+    "conv_transpose1d": (1, 2), "conv_transpose2d": (1, 2), "conv_transpose3d": (1, 2), "addmm": (2, 0),
+    "mm": (1, -1), "matmul": (1, -1), "bmm": (1, -1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A module's tensor that takes a constant, or some of its elements."""
+
+    name: str
+    arrange: Callable[[Array], Array]  # from what the operator reads to the module's layout
+    places: NDArray[np.int64] | None = None  # flat places in the module's tensor; None for all of it
+    rest: Array | None = None  # the module's tensor before, for its other places
+    shape: tuple[int, ...] = ()  # the module's tensor, where only places are given and the rest is not known
+
+
+@dataclass(frozen=True, eq=False)
+class Home:
+    """Where a constant goes, or why nowhere."""
+
+    parts: tuple[Part, ...] = ()
+    reason: str = ""
+    assumed: bool = False  # named after its scope alone
+    before: Array | None = None  # the constant as it was, where that is worth keeping (not for weights)
 
 
 @dataclass(frozen=True)
-class Names:
-    """What a layer's tensors are called in the module."""
+class Homes:
+    """The homes of everything that may be written, by (the output of the layer or node, the kind of constant)."""
 
-    weight: str
-    bias: str
-    lost: bool  # the weight's own name, and with it its layout
+    by_use: dict[tuple[str, str], Home]
+    parameters: dict[str, str]  # the module's name of a parameter -> its name in calls (dynamo=True)
 
-
-def names(graph: Graph, found: LayerSet) -> dict[str, Names]:
-    """The names of all layers' tensors, by the layers' outputs, in a model as it was exported."""
-    scopes = {layer.output: _scope(graph, layer) for layer in found.layers}
-    first: dict[str, str] = {}  # the module that a tensor's name speaks of
-    result: dict[str, Names] = {}
-    for layer in found.layers:
-
-        def renamed(name: str, scope: str = scopes[layer.output]) -> str:
-            origin = first.setdefault(name, scope)
-            return scope + name[len(origin) :] if origin and scope and name.startswith(f"{origin}.") else name
-
-        bias = renamed(layer.bias.value) if layer.bias is not None and layer.bias.constant else ""
-        stored = _own_name(graph, layer)
-        if stored:
-            weight = renamed(stored)
-        elif bias.endswith("bias"):
-            weight = f"{bias.removesuffix('bias')}weight"
-        else:
-            weight = f"{scopes[layer.output]}.weight" if scopes[layer.output] else layer.weight.base
-        result[layer.output] = Names(weight, bias, lost=not stored and weight != layer.weight.base)
-    return result
+    def of(self, output: str, kind: str) -> Home:
+        return self.by_use.get((output, kind), Home(reason=UNKNOWN))
 
 
-def _own_name(graph: Graph, layer: Layer) -> str:
-    """The name that a weight had in the module; empty if it lost it."""
-    weight = layer.weight
-    maker = graph.producer.get(weight.value)
-    # PyTorch's exporter merges equal tensors and keeps the other names as those of Identity nodes.
-    if maker is not None and graph.nodes[maker].op_type == "Identity" and not MADE_UP.match(weight.value):
-        return weight.value
-    merged = maker is not None and graph.nodes[maker].op_type == "Identity"
-    return "" if merged or MADE_UP.match(weight.base) else weight.base
+def find(model: onnx.ModelProto, look: Look) -> Homes:
+    """The homes of all tensors of a model as it was exported."""
+    return _Finder(model, look.graph, look.layers).run()
 
 
-def _scope(graph: Graph, layer: Layer) -> str:
-    """The path of the module that a layer's node belongs to, such as encoder.layers.0.fc; empty if nothing tells."""
-    node = graph.nodes[layer.node]
-    for entry in node.metadata_props:
-        if entry.key == SCOPES:
-            try:
-                path = ast.literal_eval(entry.value)[-2]
-            except (ValueError, SyntaxError, IndexError, TypeError):
-                return ""
-            return str(path)
-    parts = [part for part in node.name.split("/") if part]
-    return ".".join(parts[:-1]) if node.name.startswith("/") else ""
+class _Finder:
+    def __init__(self, model: onnx.ModelProto, graph: Graph, found: LayerSet) -> None:
+        self.graph, self.found = graph, found
+        self.signature = calls.signature(model)
+        self.real = set(self.signature.values()) if self.signature else parameters(graph)
+        self.modules = Modules(graph)
+        self.lost: dict[str, list[Layer]] = defaultdict(list)  # layers without a name of their own, by module
 
+    def run(self) -> Homes:
+        by_use: dict[tuple[str, str], Home] = {}
+        for layer in self.found.layers:
+            home = self.weight(layer)
+            if home is None:
+                self.lost[layer.module].append(layer)
+            else:
+                by_use[layer.output, "weight"] = home
+            if layer.bias is not None and layer.bias.constant:
+                reader = layer.bias.node if layer.bias.node >= 0 else layer.node
+                by_use[layer.output, "bias"] = self.bias(reader, layer.bias.value)
+        for module, group in self.lost.items():
+            by_use |= self.by_scope(module, group)
+        for item in self.found.recurrent:
+            for position, (weight, _) in enumerate(item.weights, start=1):
+                by_use[item.output, f"input {position}"] = self.constant(weight.value, "")
+        for node in self.graph.nodes:
+            if node.op_type == "BatchNormalization" and len(node.input) >= 5:
+                for position in (3, 4):
+                    by_use[node.output[0], f"input {position}"] = self.statistic(node, position)
+        return Homes(by_use, {target: name for name, target in self.signature.items()})
 
-def check(path: StrPath) -> None:
-    """Refuse a format that cannot be written before any work is done."""
-    suffix = Path(path).suffix
-    if suffix not in FORMATS:
-        raise LsuvError(f"`weights` {path} must end in .safetensors or .npz")
-    if suffix == ".safetensors":
+    def weight(self, layer: Layer) -> Home | None:
+        """Rules 1, 2 and 4; None for a tensor without a name of its own."""
+        node = self.graph.nodes[layer.node]
+        call = calls.of_node(node, self.signature)
+        if _is_multiplied(node, call):
+            return Home(reason=MULTIPLIED)
+        if layer.weight.place == "folded":
+            return self.moved(layer.weight.value)
+        place = _place(call, "weight")
+        told = call.argument(place) if call else ""
+        own = self.own_name(layer.weight.value)
+        if told and own:
+            return self.whole(told, layer.weight)
+        if told and call and len(layer.weight.shape) == 2:
+            return Home((Part(told, _arranged(layer, call)),))
+        if told and layer.op in CONVOLUTIONS:
+            return self.whole(told, layer.weight)
+        if own:
+            name = self.owner(own, self.first_reader(layer.weight))
+            return self.whole(name, layer.weight) if name else Home(reason=UNKNOWN)
+        return Home(reason=COMPUTED) if self.signature else None
+
+    def whole(self, name: str, weight: Weight) -> Home:
+        kind = numpy_type(weight.dtype)
+        return Home((Part(name, lambda array: weight.stored(array).astype(kind)),))
+
+    def moved(self, value: str) -> Home:
+        """A constant whose elements come from tensors that kept their names (rule 1)."""
+        parts = []
+        for origin in moves.origins(self.graph, value):
+            names = {self.owner(self.own_name(origin.tensor), reader) for reader in origin.readers}
+            name = names.pop()
+            if not name or names:
+                return Home(reason=UNKNOWN)
+            before = np.array(self.graph.array(origin.tensor))
+
+            def taken(array: Array, here: NDArray[np.int64] = origin.here, kind: Any = before.dtype) -> Array:
+                return np.asarray(array.reshape(-1)[here].astype(kind))
+
+            parts.append(Part(name, taken, origin.there, before))
+        return Home(tuple(parts)) if parts else Home(reason=COMPUTED)
+
+    def bias(self, reader: int, value: str) -> Home:
+        before = self.graph.known(value)
+        if before is None:
+            return Home(reason=COMPUTED)
+        call = calls.of_node(self.graph.nodes[reader], self.signature)
+        told = call.argument(_place(call, "bias")) if call else ""
+        home = self.constant(value, told)
+        return Home(home.parts, home.reason, before=before)
+
+    def statistic(self, node: NodeProto, position: int) -> Home:
+        """A running mean or variance, which --reset-norm changes."""
+        before = self.graph.known(node.input[position])
+        call = calls.of_node(node, self.signature)
+        told = call.argument(position) if call and "batch_norm" in call.operator else ""
+        home = self.constant(node.input[position], told) if before is not None else Home(reason=COMPUTED)
+        return Home(home.parts, home.reason, before=before)
+
+    def constant(self, value: str, told: str) -> Home:
+        """A constant without a layout to lose: a bias, a statistic, or one that keeps its own name."""
         try:
-            import safetensors  # noqa: F401  only to see whether it is there
-        except ImportError:
-            raise LsuvError("`weights` needs safetensors: pip install 'lsuv-cli[weights]', or use .npz") from None
+            weight = Constants(self.graph).weight(value)
+        except LeftAlone:
+            return Home(reason=UNKNOWN)
+        if weight.place == "folded":
+            return self.moved(value)
+        own = self.own_name(value)
+        name = told or (self.owner(own, self.first_reader(weight)) if own else "")
+        return self.whole(name, weight) if name else Home(reason=UNKNOWN)
+
+    def own_name(self, value: str) -> str:
+        """The first name on the way from a node to a stored tensor that is the module's; empty if there is none."""
+        name = value
+        while name not in self.real:
+            maker = self.graph.producer.get(name)
+            if maker is None or not constants.is_view(self.graph.nodes[maker]):
+                return ""
+            name = self.graph.nodes[maker].input[0]
+        return name
+
+    def first_reader(self, weight: Weight) -> int | None:
+        """The first node on the way from the stored tensor; None if the operator reads it directly."""
+        name, reader = weight.value, None
+        while name != weight.base:
+            reader = self.graph.producer[name]
+            name = self.graph.nodes[reader].input[0]
+        return reader
+
+    def owner(self, name: str, reader: int | None) -> str:
+        """The parameter that a tensor is for its reader: exporters merge equal tensors under the name of one."""
+        if not name or reader is None:
+            return name
+        node = self.graph.nodes[reader]
+        if not self.signature:  # the legacy exporter keeps the other names as those of Identity nodes
+            return node.output[0] if node.op_type == "Identity" and node.output[0] in self.real else name
+        call = calls.of_node(node, self.signature)
+        mentioned = {argument for argument in call.arguments if argument} if call else set()
+        if not mentioned or name in mentioned:
+            return name
+        return mentioned.pop() if len(mentioned) == 1 else ""
+
+    def by_scope(self, module: str, group: list[Layer]) -> dict[tuple[str, str], Home]:
+        """Rule 3, for the layers of one module that lost their names."""
+        homes: dict[tuple[str, str], Home] = {}
+        if any(layer.op not in PRODUCTS or len(layer.weight.shape) != 2 for layer in group):
+            reason = MULTIPLIED if module and any(layer.op in CONVOLUTIONS for layer in group) else UNKNOWN
+            return {(layer.output, "weight"): Home(reason=reason) for layer in group}
+        bases = {layer.weight.base for layer in group}
+        for layer in group:
+            if self.is_tied(layer):
+                homes[layer.output, "weight"] = Home(reason="another node reads a tensor equal to it")
+                continue
+            if bias := self.bias_name(layer):
+                name, assumed = f"{bias.removesuffix('bias')}weight", False
+            elif module and self.is_plain(module, bases):
+                name, assumed = f"{module}.weight", not self.modules.is_known(module)
+            else:
+                continue
+            if name not in self.real:
+                homes[layer.output, "weight"] = Home((Part(name, _out_in(layer)),), assumed=assumed)
+        if not homes and f"{module}.out_proj.weight" in {layer.weight.base for layer in self.found.layers}:
+            homes |= _attention(module, group)
+            for (output, kind), home in list(homes.items()):
+                if kind == "bias":
+                    value = next(x.bias.value for x in group if x.output == output and x.bias is not None)
+                    before = self.graph.known(value)
+                    homes[output, kind] = Home(home.parts, before=before)
+        return {(layer.output, "weight"): Home(reason=UNKNOWN) for layer in group} | homes
+
+    def bias_name(self, layer: Layer) -> str:
+        """The name of a layer's bias, if it is one of the layer's own module."""
+        if layer.bias is None or not layer.bias.constant:
+            return ""
+        name = self.own_name(layer.bias.value)
+        if layer.module:
+            pattern = rf"{re.escape(layer.module)}\.(\w+_)?bias"
+        elif self.graph.nodes[layer.node].name.startswith("/"):  # the network's own scope
+            pattern = r"(\w+_)?bias"
+        elif len(list(constants.readers_of(self.graph, name))) == 1:  # no scope, but then it is not merged with another
+            pattern = r"(.*\.)?(\w+_)?bias"
+        else:
+            return ""
+        return name if re.fullmatch(pattern, name) else ""
+
+    def is_plain(self, module: str, bases: set[str]) -> bool:
+        """Whether a module has one weight and nothing else: no other parameter, no module inside."""
+        inside = any(name.startswith(f"{module}.") and name != f"{module}.bias" for name in self.real)
+        deeper = any(layer.module.startswith(f"{module}.") for layer in self.found.layers)
+        return len(bases) == 1 and not inside and not deeper
+
+    def is_tied(self, layer: Layer) -> bool:
+        """Whether something else than layers reads the same numbers: an embedding whose head was transposed."""
+        mine = self.graph.array(layer.weight.base)
+        layers = {x.weight.base for x in self.found.layers}
+        for name in self.graph.initializers.keys() - layers:
+            dims = tuple(self.graph.tensors[name].dims)
+            if dims in {mine.shape, mine.shape[::-1]} and len(dims) == 2:
+                other = self.graph.array(name)
+                if np.array_equal(other, mine) or np.array_equal(other, mine.T):
+                    return True
+        return False
 
 
-def collect(prepared: Prepared, called: Mapping[str, Names]) -> dict[str, Array]:
-    """The tensors of all initialized layers, under the names a module has."""
-    found: dict[str, Array] = {}
-    graph = prepared.graph
-    for layer in prepared.layers.layers:
-        for name, stored, array in _tensors(layer, called[layer.output], graph):
-            clash = name in found and not np.array_equal(found[name], array)
-            found[stored if clash else name] = np.ascontiguousarray(array)
-    for item in prepared.layers.recurrent:  # frameworks order their gates differently: under their ONNX names
-        found |= {weight.base: np.ascontiguousarray(graph.array(weight.base)) for weight, _ in item.weights}
-    return found
+def _is_multiplied(node: NodeProto, call: Call | None) -> bool:
+    """Whether an exporter's optimizer made another weight of a layer's own and kept its name."""
+    if call is not None and "batch_norm" in call.operator:
+        return True
+    rules = " ".join(entry.value for entry in node.metadata_props if entry.key == RULES)
+    return "BatchNorm" in rules or "Affine" in rules
 
 
-def _tensors(layer: Layer, called: Names, graph: Graph) -> Iterator[tuple[str, str, Array]]:
-    """A layer's tensors: the module's name, the stored tensor's name, and the values in the module's layout."""
-    weight = layer.weight
-    array = graph.array(weight.base)
-    if called.lost and layer.op in PRODUCTS and len(weight.shape) == 2:
-        array = layer.form.matrices(weight.seen(array))[0]
-    yield called.weight, weight.base, array
-    if called.bias and layer.bias is not None:
-        bias = graph.known(layer.bias.value)
-        if bias is not None:
-            yield called.bias, layer.bias.value, bias
+def _place(call: Call | None, kind: str) -> int:
+    """Where a call has its weight, or its bias."""
+    if call is None:
+        return -1
+    if call.operator == "add" and kind == "bias":
+        named = [k for k, argument in enumerate(call.arguments) if argument]
+        return named[0] if len(named) == 1 else -1
+    weight, bias = OPERATORS.get(call.operator, (-1, -1))
+    return weight if kind == "weight" else bias
 
 
-def write(tensors: dict[str, Array], path: Path) -> None:
-    """Write the tensors to a file; the end of its name tells the format."""
-    if path.suffix == ".npz":
-        # numpy's format has no bfloat16; as float32 the values are the same.
-        plain = {name: array.astype(np.float32) if _is_bfloat16(array) else array for name, array in tensors.items()}
-        # As numpy.savez does, which takes no array of the name "file".
-        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-            for name, array in plain.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-    else:
-        from safetensors.numpy import save
-
-        path.write_bytes(save(tensors, {"format": "pt"}))
+def _out_in(layer: Layer) -> Callable[[Array], Array]:
+    return lambda array: layer.form.matrices(array)[0]
 
 
-def _is_bfloat16(array: Array) -> bool:
-    return str(array.dtype) == "bfloat16"
+def _arranged(layer: Layer, call: Call) -> Callable[[Array], Array]:
+    """A product's weight in the layout of the call: (out, in) for linear, (in, out) for a product of matrices."""
+    if call.operator == "linear":
+        return _out_in(layer)
+    return lambda array: layer.form.matrices(array)[0].T
+
+
+def _attention(module: str, group: list[Layer]) -> dict[tuple[str, str], Home]:
+    """The projections of nn.MultiheadAttention, one product each for q, k and v, or for q and for k with v."""
+    sizes = [layer.form.shape[1:] for layer in group]
+    width = sizes[0][0]
+    if len(group) == 3 and all(out == width for out, _ in sizes):
+        if any(size != (width, width) for size in sizes):
+            separate = {
+                (layer.output, "weight"): Home((Part(f"{module}.{letter}_proj_weight", _out_in(layer)),))
+                for layer, letter in zip(group, "qkv", strict=True)
+            }
+            return separate | dict(_rows(module, group, width, ("bias",)))
+        return dict(_rows(module, group, width, ("weight", "bias")))
+    if len(group) == 2 and sizes == [(width, width), (2 * width, width)]:
+        return dict(_rows(module, group, width, ("weight", "bias")))
+    return {}
+
+
+def _rows(
+    module: str, group: list[Layer], width: int, kinds: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, str], Home]]:
+    """The rows of in_proj_weight and in_proj_bias that each product is."""
+    first = 0
+    for layer in group:
+        out = layer.form.shape[1]
+        for kind in kinds:
+            columns = width if kind == "weight" else 1
+            places = np.arange(first * columns, (first + out) * columns)
+            shape = (3 * width, width) if kind == "weight" else (3 * width,)
+            if kind == "weight":
+                part = Part(f"{module}.in_proj_weight", _out_in(layer), places, None, shape)
+            else:
+                part = Part(f"{module}.in_proj_bias", lambda array: array.reshape(-1), places, None, shape)
+            if kind == "weight" or (layer.bias is not None and layer.bias.constant):
+                yield (layer.output, kind), Home((part,))
+        first += out

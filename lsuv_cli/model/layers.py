@@ -29,6 +29,7 @@ from lsuv_cli.model.constants import Constants, LeftAlone, Weight
 from lsuv_cli.model.flatten import label, nodes_inside
 from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.matrices import MatrixForm
+from lsuv_cli.model.modules import Modules
 from lsuv_cli.model.views import Shape
 
 Array = NDArray[Any]
@@ -75,6 +76,7 @@ class Layer:
     bias: LayerBias | None
     activation: str = ""  # inside a fused operator
     notes: tuple[str, ...] = ()
+    module: str = ""  # the PyTorch module it was exported from, if the file tells
     norm_factor: float | None = None  # c, where its only reader is a BatchNormalization that reduces to y = c·x
 
     @property
@@ -103,6 +105,7 @@ class Recurrent:
     op: str
     weights: tuple[tuple[Weight, MatrixForm], ...]
     output: str  # its first one
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Skipped:
     reason: str
     shape: tuple[int, ...] = ()
     excluded: bool = False
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,36 +139,45 @@ def find(graph: Graph) -> LayerSet:
 def choose(found: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
     """Leave out the layers whose names the user's patterns do not want."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
-    names = [item.name for item in both]
+    names = [item.module or item.name for item in both]
     for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in [*names, *(s.name for s in found.skipped)]):
+            if not any(_matches(item, pattern) for item in [*both, *found.skipped]):
                 known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
                 raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
 
-    def unwanted(name: str) -> str:
-        if include and not any(fnmatchcase(name, p) for p in include):
+    def unwanted(item: Layer | Recurrent) -> str:
+        if include and not any(_matches(item, p) for p in include):
             return "no `include` pattern matches it"
-        hit = next((p for p in exclude if fnmatchcase(name, p)), None)
+        hit = next((p for p in exclude if _matches(item, p)), None)
         return f"`exclude={hit!r}`" if hit is not None else ""
 
     out = [
-        Skipped(item.node, item.name, item.op, why, _shape(item), excluded=True)
+        Skipped(item.node, item.name, item.op, why, _shape(item), excluded=True, module=item.module)
         for item in both
-        if (why := unwanted(item.name))
+        if (why := unwanted(item))
     ]
     return replace(
         found,
-        layers=tuple(layer for layer in found.layers if not unwanted(layer.name)),
-        recurrent=tuple(item for item in found.recurrent if not unwanted(item.name)),
+        layers=tuple(layer for layer in found.layers if not unwanted(layer)),
+        recurrent=tuple(item for item in found.recurrent if not unwanted(item)),
         skipped=tuple(sorted([*found.skipped, *out], key=lambda s: s.node)),
     )
+
+
+def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
+    """Whether a user's pattern means a layer: by the node's name, or by the module's."""
+    return fnmatchcase(item.name, pattern) or (bool(item.module) and fnmatchcase(item.module, pattern))
 
 
 def leave(found: LayerSet, reasons: Mapping[str, str]) -> LayerSet:
     """Move some layers, named by their outputs, to the skipped ones, each with its reason."""
     both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
-    moved = [Skipped(x.node, x.name, x.op, reasons[x.output], _shape(x)) for x in both if x.output in reasons]
+    moved = [
+        Skipped(x.node, x.name, x.op, reasons[x.output], _shape(x), module=x.module)
+        for x in both
+        if x.output in reasons
+    ]
     return replace(
         found,
         layers=tuple(layer for layer in found.layers if layer.output not in reasons),
@@ -189,6 +202,7 @@ class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.constants = Constants(graph)
+        self.modules = Modules(graph)
         names = Counter(node.name for node in graph.nodes)
         self.unique = {name for name, count in names.items() if name and count == 1}
 
@@ -207,7 +221,8 @@ class _Finder:
                     case Recurrent() as item:
                         recurrent.append(item)
             except LeftAlone as why:
-                skipped.append(Skipped(k, self.name(node), node.op_type, str(why)))
+                module = self.modules.of(node)
+                skipped.append(Skipped(k, self.name(node), node.op_type, str(why), module=module))
             for inner in nodes_inside(node):
                 if inner.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS):
                     why_inner = f"it is inside the body of {node.op_type} {self.name(node)}"
@@ -272,7 +287,8 @@ class _Finder:
         notes = [f"measured after the {activation} that is inside the {op}"] if activation else []
         if weight.place == "folded":
             notes.append("weight folded into one tensor")
-        return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes))
+        module = self.modules.of(node)
+        return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
     def _chooser(self, name: str) -> str:
         """The If that chooses among constants, where a value comes out of one."""
@@ -330,7 +346,8 @@ class _Finder:
             if len(weight.shape) != 3 or weight.shape[1] % gates or 0 in weight.shape:
                 raise LeftAlone(f"weights of shape {list(weight.shape)} do not fit {gates} gates")
             weights.append((weight, matrices.gates(weight.shape, gates)))
-        return Recurrent(k, self.name(node), node.op_type, tuple(weights), _first_output(node))
+        module = self.modules.of(node)
+        return Recurrent(k, self.name(node), node.op_type, tuple(weights), _first_output(node), module)
 
 
 def _first_output(node: NodeProto) -> str:

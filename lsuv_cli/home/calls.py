@@ -1,0 +1,61 @@
+"""The calls of PyTorch operators that nodes were made from, as PyTorch's exporter (dynamo=True) writes them down.
+
+Each node carries the text of its call, `%linear = call_function[target=torch.ops.aten.linear.default](args = (%x,
+%p_fc_weight, %p_fc_bias), ...)`, and the graph says which parameter `p_fc_weight` is. So the module's own name of a
+weight is known whatever became of its tensor in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import NodeProto
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+CALL = "pkg.torch.onnx.fx_node"
+
+_INPUT = re.compile(r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
+_CALL = re.compile(r"target=torch\.ops\.aten\.(\w+)\.\w+\]\(args = \((.*)\), kwargs = ", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator of PyTorch and its positional arguments: names of parameters, or "" for anything else."""
+
+    operator: str
+    arguments: tuple[str, ...]
+
+    def argument(self, index: int) -> str:
+        return self.arguments[index] if 0 <= index < len(self.arguments) else ""
+
+
+def signature(model: onnx.ModelProto) -> dict[str, str]:
+    """The module's names of all parameters and buffers, by their names in calls; empty if the file has none."""
+    for entry in model.graph.metadata_props:
+        if entry.key == SIGNATURE:
+            return dict(_INPUT.findall(entry.value))
+    return {}
+
+
+def of_node(node: NodeProto, known: Mapping[str, str]) -> Call | None:
+    """The call that a node was made from."""
+    for entry in node.metadata_props:
+        if entry.key == CALL and (found := _CALL.search(entry.value)):
+            names = (part.strip().removeprefix("%") for part in _split(found[2]))
+            return Call(found[1], tuple(known.get(name, "") for name in names))
+    return None
+
+
+def _split(text: str) -> list[str]:
+    """Arguments apart, lists and tuples among them whole."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

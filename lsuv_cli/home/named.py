@@ -1,0 +1,160 @@
+"""The initialized tensors under the names that the network's module has: .safetensors or .npz.
+
+Only what was changed and what has a name for certain is written (names.py); the rest is counted, with the reason.
+
+1. No tensor of the module is written from two sources that differ.
+2. None is written that another node of the model goes on reading as it was: an embedding tied to a head.
+3. A packed tensor is written whole; what is not known of it is never made up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.home import calls, checkpoints
+from lsuv_cli.home.names import Home, Homes, Part
+from lsuv_cli.model import constants
+from lsuv_cli.model.prepare import Prepared
+from lsuv_cli.outputs import StrPath
+from lsuv_cli.report import Carried, NotCarried
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A constant of the initialized model, as its operator reads it."""
+
+    tensor: str  # its name in the ONNX file
+    value: Array
+    home: Home
+
+
+def collect(prepared: Prepared, homes: Homes, recurrent: bool) -> tuple[dict[str, Array], Carried]:
+    """The tensors of all initialized layers under the module's names, and an account of what has none."""
+    changed = list(_changed(prepared, homes, recurrent))
+    parts: dict[str, list[tuple[Changed, Part]]] = defaultdict(list)
+    reasons = {item.tensor: item.home.reason for item in changed if not item.home.parts}
+    for item in changed:
+        for part in item.home.parts:
+            parts[part.name].append((item, part))
+    found: dict[str, Array] = {}
+    for name, given in parts.items():
+        array, reason = _assembled(name, [(part, item.value) for item, part in given])
+        whole = all(part.places is None for _, part in given)
+        if array is not None and whole and (reader := _other_reader(prepared, homes, name, array)):
+            reason = f"{name} is one tensor in the module, and {reader} reads it too"
+        if array is None or reason:
+            reasons |= {item.tensor: reason for item, _ in given}
+        else:
+            found[name] = np.ascontiguousarray(array)
+    every = dict.fromkeys(item.tensor for item in changed)
+    left = tuple(NotCarried(name, reason) for name, reason in reasons.items())
+    return found, Carried(len(every) - len(left), len(every), left)
+
+
+def assumed(prepared: Prepared, homes: Homes) -> list[str]:
+    """A warning where names are told by nothing but a scope."""
+    uses = [homes.of(layer.output, "weight") for layer in prepared.layers.layers]
+    found = [part.name for home in uses if home.assumed for part in home.parts]
+    if not found:
+        return []
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return [
+        f"{found[0]}{more}: named after the module's scope alone, which leaves out containers that are not called; "
+        "load_state_dict(..., strict=False).unexpected_keys must be empty"
+    ]
+
+
+def _changed(prepared: Prepared, homes: Homes, recurrent: bool) -> Iterator[Changed]:
+    """All constants that initialization wrote, whatever became of their tensors."""
+    graph = prepared.graph
+    for layer in prepared.layers.layers:
+        weight = layer.weight
+        yield Changed(weight.base, weight.seen(graph.array(weight.base)), homes.of(layer.output, "weight"))
+        if layer.bias is not None and layer.bias.constant:
+            home = homes.of(layer.output, "bias")
+            if (item := _if_changed(prepared, layer.bias.value, home)) is not None:
+                yield item
+    for rnn in prepared.layers.recurrent if recurrent else ():
+        for position, (weight, _) in enumerate(rnn.weights, start=1):
+            yield Changed(weight.base, weight.seen(graph.array(weight.base)), homes.of(rnn.output, f"input {position}"))
+    for node in graph.nodes:
+        if node.op_type == "BatchNormalization" and len(node.input) >= 5:
+            for position in (3, 4):
+                home = homes.of(node.output[0], f"input {position}")
+                found = _if_changed(prepared, node.input[position], home)
+                if found is not None and not np.array_equal(found.value, found.home.before):  # type: ignore[arg-type]
+                    yield found
+
+
+def _if_changed(prepared: Prepared, value: str, home: Home) -> Changed | None:
+    """A bias or a statistic; None where it has no name and needs none, because it is as it was."""
+    array = prepared.graph.known(value)
+    if array is None or home.before is None or (not home.parts and np.array_equal(array, home.before)):
+        return None
+    return Changed(value, array, home)
+
+
+def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None, str]:
+    """A module's tensor from all its parts, or why there is none."""
+    arrays = [part.arrange(array) for part, array in given]
+    if all(part.places is None for part, _ in given):
+        if all(np.array_equal(array, arrays[0]) for array in arrays):
+            return arrays[0], ""
+        return None, f"{name} is one tensor in the module, and here its uses have different ones (`tied='share'`)"
+    first = given[0][0]
+    rest = first.rest if first.rest is not None else np.zeros(first.shape, arrays[0].dtype)
+    whole = np.array(rest)
+    done = np.zeros(whole.size, bool)
+    for (part, _), array in zip(given, arrays, strict=True):
+        places = part.places if part.places is not None else np.arange(whole.size)
+        flat = array.reshape(-1)
+        if np.any(whole.reshape(-1)[places][done[places]] != flat[done[places]]):
+            return None, f"{name} is one tensor in the module, and here its uses have different ones"
+        whole.reshape(-1)[places] = flat
+        done[places] = True
+    if first.rest is None and not done.all():
+        return None, f"only a part of {name} was initialized, and the rest is not in the file"
+    return whole, ""
+
+
+def _other_reader(prepared: Prepared, homes: Homes, name: str, array: Array) -> str:
+    """A node that goes on reading a parameter as it was; empty if there is none."""
+    graph = prepared.graph
+    if name not in graph.tensors:
+        return ""
+    written = {layer.node for layer in prepared.layers.layers} | {
+        layer.bias.node for layer in prepared.layers.layers if layer.bias is not None
+    }
+    for k, _ in constants.readers_of(graph, name):
+        if k < 0 or k in written or graph.nodes[k].op_type == "Shape":
+            continue
+        call = calls.of_node(graph.nodes[k], {fx: target for target, fx in homes.parameters.items()})
+        if call is not None and name not in call.arguments:
+            continue  # an exporter merged another parameter with this one
+        stored = graph.array(name)
+        if stored.shape != array.shape or not np.array_equal(stored, array):
+            return f"{graph.nodes[k].op_type} {graph.nodes[k].name}"
+    return ""
+
+
+def storable(tensors: Mapping[str, Array], path: Path) -> dict[str, Array]:
+    """The tensors as a file of weights can hold them: numpy's format has no bfloat16, whose values float32 has too."""
+    if path.suffix != ".npz":
+        return dict(tensors)
+    return {k: v.astype(np.float32) if str(v.dtype) == "bfloat16" else v for k, v in tensors.items()}
+
+
+def check(path: StrPath) -> None:
+    """Refuse a format that cannot be written before any work is done."""
+    if Path(path).suffix not in checkpoints.FORMATS:
+        raise LsuvError(f"`weights` {path} must end in .safetensors or .npz")

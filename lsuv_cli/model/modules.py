@@ -1,0 +1,106 @@
+"""The PyTorch module that a node belongs to, told by what the exporter wrote down.
+
+1. dynamo=True: the node's metadata has the module's path, exactly.
+2. dynamo=False: the node's name is a path of scopes, `/layer1/layer1.0/conv1/Conv`. A scope is the last part of a
+   module's path that is not a number, with the numbers behind it: children of containers repeat the container's name,
+   containers that are not called are left out, and a second call of `h` is `h_1`. The module is the one path, among
+   those that the names of stored tensors speak of, whose scopes these are; else the path that the scopes spell out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+
+from onnx import NodeProto
+
+from lsuv_cli.model.graph import Graph
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+# Names that exporters make up: onnx::MatMul_12, 12, val_3, t_7, /fc/Transpose_output_0.
+MADE_UP = re.compile(r"^(onnx::.*|\d+|(val|_v|t)_\d+|const_fold.*|/.*)$")
+AGAIN = re.compile(r"_\d+$")  # the scope of a module that is called once more
+
+Path = tuple[str, ...]
+
+
+class Modules:
+    """The modules of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.known = frozenset(_prefixes(parameters(graph)))
+        self._found: dict[Path, str] = {}
+
+    def of(self, node: NodeProto) -> str:
+        """The path of the module that a node belongs to, such as encoder.layers.0.fc; empty if nothing tells."""
+        for entry in node.metadata_props:
+            if entry.key == SCOPES:
+                return _from_metadata(entry.value)
+        if not node.name.startswith("/"):
+            return ""
+        scopes = tuple(part for part in node.name.split("/") if part)[:-1]
+        if scopes not in self._found:
+            self._found[scopes] = self._from_scopes(scopes)
+        return self._found[scopes]
+
+    def is_known(self, module: str) -> bool:
+        """Whether a stored tensor's name speaks of a module."""
+        return tuple(module.split(".")) in self.known
+
+    def _from_scopes(self, scopes: Path) -> str:
+        if not scopes:
+            return ""
+        for tried in dict.fromkeys((scopes, tuple(AGAIN.sub("", scope) for scope in scopes))):
+            ranked = sorted((len(path), path) for path in self.known if _fits(tried, path))
+            if ranked and (len(ranked) == 1 or ranked[0][0] < ranked[1][0]):
+                return ".".join(ranked[0][1])
+        return spelled_out(scopes)
+
+
+def parameters(graph: Graph) -> set[str]:
+    """The names of stored tensors that an exporter did not make up, those of merged copies included."""
+    names = set(graph.initializers)
+    for node in graph.nodes:
+        # PyTorch's legacy exporter merges equal tensors and keeps the other names as those of Identity nodes.
+        if node.op_type == "Identity" and node.input[0] in graph.constant:
+            names.update(node.output)
+    return {name for name in names if not MADE_UP.match(name)}
+
+
+def spelled_out(scopes: Sequence[str]) -> str:
+    """The path that scopes spell out: a container's name is repeated by its child, /d1/d1.0 is d1.0."""
+    path: list[str] = []
+    for scope in scopes:
+        if path and scope.startswith(f"{path[-1]}."):
+            path.pop()
+        path.append(scope)
+    return ".".join(path)
+
+
+def _prefixes(names: Iterable[str]) -> Iterable[Path]:
+    for name in names:
+        parts = tuple(name.split("."))
+        for length in range(1, len(parts)):
+            yield parts[:length]
+
+
+def _scope(path: Path) -> str:
+    """What the legacy exporter calls a module: the last part that is not a number, and the numbers behind it."""
+    first = next((k for k in reversed(range(len(path))) if not path[k].isnumeric()), 0)
+    return ".".join(path[first:])
+
+
+def _fits(scopes: Path, path: Path) -> bool:
+    """Whether the scopes are those of a module and of some of the modules around it."""
+    if _scope(path) != scopes[-1]:
+        return False
+    around = iter(_scope(path[:length]) for length in range(1, len(path)))
+    return all(scope in around for scope in scopes[:-1])
+
+
+def _from_metadata(text: str) -> str:
+    try:
+        return str(ast.literal_eval(text)[-2])
+    except (ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
+        return ""

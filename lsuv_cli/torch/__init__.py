@@ -1,0 +1,102 @@
+"""LSUV for a PyTorch network in one call: `from lsuv_cli.torch import lsuv_; report = lsuv_(net, batch)`.
+
+1. The network is exported to ONNX as it is, in eval mode, with BatchNorm left unfolded (export.py).
+2. The ONNX model is initialized; the new weights are found in the network's own state by value.
+3. They are loaded in place, strictly; parametrized weights go through their parametrization (loading.py).
+4. Every layer is measured once more in PyTorch on the same data (calls.py), and the report has that variance too.
+
+If anything fails, the network is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Unpack
+
+try:
+    import torch
+except ImportError as problem:
+    raise ImportError("lsuv_cli.torch needs PyTorch: pip install 'lsuv-cli[torch]'") from problem
+
+from lsuv_cli import api
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.pipeline import Initialized
+from lsuv_cli.report import LayerReport, Report, Status
+from lsuv_cli.settings import Settings, SettingsDict
+from lsuv_cli.torch import batches, calls, export, loading
+from lsuv_cli.torch.batches import Call
+
+__all__ = ["lsuv_"]
+
+FAILED = (LsuvError, export.ExportFailed)
+
+
+def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **settings: Unpack[SettingsDict]) -> Report:
+    """Initialize a network's weights by LSUV, in place.
+
+    `data` is a batch as the network takes it (a tensor, a tuple, or a dict of keyword arguments), or an iterable of
+    batches such as a DataLoader, of which the first 256 samples are taken, or `limit`. Items of a tuple beyond the
+    arguments that `forward` requires are labels, and left out. `dynamo` chooses PyTorch's exporter as in
+    `torch.onnx.export`; by default the legacy one is tried, then the other. The other arguments are the fields of
+    `Settings`.
+
+    The report has each layer's variance in the ONNX model (`variance`) and in PyTorch (`variance_home`), both in eval
+    mode. A layer that is outside the tolerance in PyTorch is not `ok`, and makes `report.exit_code` 1.
+    """
+    chosen = Settings.of(settings)
+    given, dropped = batches.collect(net, data, chosen.limit)
+    settings["limit"], settings["batch_size"] = None, "all"
+    with _untouched(net), torch.no_grad():
+        net.eval()
+        done = _initialized(net, given, dynamo, settings)
+        with loading.loaded(net, done) as carried:
+            measured = calls.measure(net, given)
+            report = replace(done.report, model=type(net).__name__, carried=carried)
+            home = calls.matched(report.layers, measured)
+            entries = [_judged(layer, home.get(k), chosen) for k, layer in enumerate(report.layers)]
+    return replace(report, layers=tuple(entries), warnings=(*report.warnings, *dropped), settings=chosen.to_json())
+
+
+def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> Initialized:
+    """The initialized ONNX model, through the first exporter that leads to one."""
+    reasons: dict[str, str] = {}
+    for way in (False, True) if dynamo is None else (dynamo,):
+        try:
+            with export.exported(net, given[0], dynamo=way) as model:
+                feeds = [export.feeds(call, model) for call in given]
+                return api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings)
+        except FAILED as problem:
+            reasons[f"dynamo={way}"] = str(problem)
+    if len(set(reasons.values())) == 1:
+        raise LsuvError(next(iter(reasons.values())))
+    raise LsuvError("; ".join(f"{way}: {reason}" for way, reason in reasons.items()))
+
+
+def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings) -> LayerReport:
+    """A layer's entry with what was measured in PyTorch."""
+    if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED}:
+        return layer if call is None else replace(layer, variance_home=call.variance)
+    if call is None or (not call.bias and "bias kept" in layer.notes):
+        return replace(layer, notes=(*layer.notes, "not measured in PyTorch"))
+    found = replace(layer, variance_home=call.variance)
+    wanted = layer.variance if layer.status is Status.TIED else settings.target_variance
+    judged = layer.status in {Status.OK, Status.TIED}
+    if judged and not abs(call.variance / wanted - 1) <= settings.tol:
+        note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
+        return replace(found, status=Status.OUTSIDE, notes=(*layer.notes, note))
+    return found
+
+
+@contextlib.contextmanager
+def _untouched(net: torch.nn.Module) -> Iterator[None]:
+    """Leave the modules' modes and the random state as they were."""
+    modes = [(module, module.training) for module in net.modules()]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training

@@ -1,0 +1,106 @@
+"""The user's batches as calls of the network: positional and keyword arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lsuv_cli.errors import LsuvError
+
+SAMPLES = 256  # taken from an iterable, if no limit is given
+POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of the network: its arguments in the order of `forward`, by name where they have one."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among the arguments, in order."""
+        named = {**{f"input_{k}": value for k, value in enumerate(self.args)}, **self.kwargs}
+        return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        return tuple((name, tuple(value.shape), value.dtype) for name, value in self.tensors.items())
+
+    def first(self, count: int) -> Call:
+        """The first samples of the batch."""
+        size = samples(self)
+
+        def cut(value: Any) -> Any:
+            return value[:count] if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == size else value
+
+        return Call(tuple(map(cut, self.args)), {name: cut(value) for name, value in self.kwargs.items()})
+
+
+def samples(call: Call) -> int:
+    """The length of the first tensor's first axis."""
+    first = next(iter(call.tensors.values()))
+    return int(first.shape[0]) if first.ndim else 1
+
+
+def collect(net: torch.nn.Module, data: Any, limit: int | None) -> tuple[list[Call], list[str]]:
+    """The calls that the data stands for, all of one shape, and a warning for those that were left out."""
+    one = isinstance(data, torch.Tensor | tuple | Mapping)
+    most = limit if limit is not None else None if one else SAMPLES
+    found: list[Call] = []
+    other, taken = 0, 0
+    for batch in [data] if one else _iterated(data):
+        call = _call(net, batch)
+        call = call.first(most - taken) if most is not None and samples(call) > most - taken else call
+        if found and call.shapes != found[0].shapes:
+            other += 1
+        else:
+            found.append(call)
+            taken += samples(call)
+        if most is not None and taken + (samples(call) if other else 0) >= most:
+            break
+    if not found:
+        raise LsuvError("the data has no batch")
+    left = [f"{other} of {other + len(found)} batches have other shapes than the first and were left out"]
+    return found, left if other else []
+
+
+def _iterated(data: Any) -> Iterator[Any]:
+    if not isinstance(data, Iterable):
+        raise LsuvError(f"a {type(data).__name__} is no batch: give a tensor, a tuple, a dict or an iterable of those")
+    yield from data
+
+
+def _call(net: torch.nn.Module, batch: Any) -> Call:
+    """A batch as `forward` takes it: what it does not require beyond a tuple's first items are labels."""
+    parameters = inspect.signature(net.forward).parameters
+    if isinstance(batch, Mapping):
+        call = _keywords(parameters, {str(name): value for name, value in batch.items()})
+    elif isinstance(batch, tuple | list):
+        if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()):
+            call = Call(tuple(batch), {})
+        else:
+            required = sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters.values())
+            call = Call(tuple(batch[: max(1, required)]), {})
+    else:
+        call = Call((batch,), {})
+    if not call.tensors:
+        raise LsuvError(f"a batch of type {type(batch).__name__} has no tensor for the network's forward")
+    return call
+
+
+def _keywords(parameters: Mapping[str, inspect.Parameter], batch: dict[str, Any]) -> Call:
+    """The entries that `forward` knows, in its order, without labels that it does not require."""
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    wanted = {
+        name: batch[name]
+        for name, parameter in parameters.items()
+        if name in batch and not (name.startswith("label") and parameter.default is not parameter.empty)
+    }
+    rest = {name: value for name, value in batch.items() if name not in parameters and not name.startswith("label")}
+    return Call((), {**wanted, **(rest if anything else {})})

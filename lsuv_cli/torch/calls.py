@@ -1,0 +1,152 @@
+"""What the layers put out in PyTorch itself: every product and convolution with a weight, where it is called.
+
+Hooks say which module is running; a function mode sees each call inside it, of nn.Linear as well as of F.linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from lsuv_cli.report import LayerReport
+from lsuv_cli.torch.batches import Call
+from lsuv_cli.torch.export import without_fast_path
+
+# Where each function has its weight and its bias.
+WEIGHTED = {
+    "linear": (1, 2), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2), "conv_transpose1d": (1, 2),
+    "conv_transpose2d": (1, 2), "conv_transpose3d": (1, 2), "addmm": (2, 0),
+}  # fmt: skip
+LINEAR = functional.linear
+PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsum"})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call of a product or convolution: its place, and the moments of what it gave on all batches."""
+
+    module: str
+    size: int  # elements of the weight
+    bias: bool
+    count: int
+    mean: float
+    square: float  # sum of squared deviations
+
+    @property
+    def variance(self) -> float:
+        return self.square / self.count if self.count else math.nan
+
+    def and_then(self, other: Measured) -> Measured:
+        """The moments of both batches together."""
+        count = self.count + other.count
+        gap = other.mean - self.mean
+        mean = self.mean + gap * other.count / count
+        square = self.square + other.square + gap * gap * self.count * other.count / count
+        return Measured(self.module, self.size, self.bias, count, mean, square)
+
+
+def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
+    """All calls in their order, if it is the same for every batch; else those of no batch."""
+    total: list[Measured] = []
+    with without_fast_path(), torch.no_grad():
+        for k, call in enumerate(given):
+            found = _one(net, call)
+            if not k:
+                total = found
+            elif [(c.module, c.size) for c in found] == [(c.module, c.size) for c in total]:
+                total = [one.and_then(other) for one, other in zip(total, found, strict=True)]
+            else:
+                return []
+    return total
+
+
+def matched(layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping[int, Measured]:
+    """The call that each layer of the report is: the calls inside its module, in order, with a weight of its size."""
+    there: dict[tuple[str, int], list[Measured]] = defaultdict(list)
+    here: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for call in calls:
+        there[call.module, call.size].append(call)
+    for k, layer in enumerate(layers):
+        if layer.shape:
+            here[layer.module, math.prod(layer.shape)].append(k)
+    return {
+        k: call
+        for place, group in here.items()
+        if len(group) == len(there[place])
+        for k, call in zip(group, there[place], strict=True)
+    }
+
+
+def _one(net: torch.nn.Module, call: Call) -> list[Measured]:
+    path: list[str] = []
+
+    def leave(*_: Any) -> None:  # what a hook returns would take the output's place
+        path.pop()
+
+    handles = []
+    for name, module in net.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: path.append(name)))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    watcher = _Watcher(net, path)
+    try:
+        with watcher:
+            net(*call.args, **call.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return watcher.found
+
+
+class _Watcher(TorchFunctionMode):  # type: ignore[misc]
+    """Measures every call of a function that multiplies with a weight."""
+
+    def __init__(self, net: torch.nn.Module, path: list[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.found: list[Measured] = []
+        self.stored = {p.untyped_storage().data_ptr() for p in net.parameters() if p.numel()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "multi_head_attention_forward":  # a function in Python, inside which the mode is off
+            with mock.patch.object(functional, "linear", self.linear):
+                return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.see(name, args, kwargs or {}, result)
+        return result
+
+    def linear(self, *args: Any, **kwargs: Any) -> Any:
+        result = LINEAR(*args, **kwargs)
+        self.see("linear", args, kwargs, result)
+        return result
+
+    def see(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        weight, bias = self.weight(name, args, kwargs)
+        if weight is not None and isinstance(result, torch.Tensor) and result.is_floating_point():
+            variance, mean = torch.var_mean(result.detach().double(), correction=0)
+            count = result.numel()
+            module = self.path[-1] if self.path else ""
+            self.found.append(Measured(module, weight.numel(), bias, count, mean.item(), variance.item() * count))
+
+    def weight(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor | None, bool]:
+        """The weight that a function multiplies with, and whether it adds a bias; None if there is no weight."""
+        if name in WEIGHTED:
+            at, bias = WEIGHTED[name]
+            weight = args[at] if len(args) > at else kwargs.get("weight", kwargs.get("mat2"))
+            added = args[bias] if len(args) > bias else kwargs.get("bias")
+            return (weight if name != "addmm" or self.is_stored(weight) else None), added is not None
+        if name in PRODUCTS:
+            return next((arg for arg in args if self.is_stored(arg)), None), False
+        return None, False
+
+    def is_stored(self, value: Any) -> bool:
+        """Whether a tensor is a parameter, or a view of one."""
+        return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.stored

@@ -1,0 +1,133 @@
+"""The network as an ONNX file, nothing folded: every weight in the file is a tensor of the network.
+
+dynamo=False: `training=TrainingMode.PRESERVE, do_constant_folding=False`; dynamo=True: `optimize=False`. Both write for
+the shapes of one batch, which is all that initialization needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from lsuv_cli.torch import loading
+from lsuv_cli.torch.batches import Call
+
+Array = NDArray[Any]
+LARGE = 1 << 30  # bytes of weights above which they go to a file of their own
+
+
+class ExportFailed(Exception):
+    """Why PyTorch could not export a network, in one line."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX file, and its inputs in the order of the call's tensors."""
+
+    path: Path
+    inputs: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def exported(net: torch.nn.Module, call: Call, *, dynamo: bool) -> Iterator[Exported]:
+    """Export a network that is in eval mode; the file is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="lsuv-") as directory:
+        path = Path(directory) / "model.onnx"
+        large = sum(value.nbytes for value in net.state_dict().values() if isinstance(value, torch.Tensor)) > LARGE
+        names = list(call.tensors)
+        options: dict[str, Any] = {"input_names": names, "kwargs": call.kwargs or None, "dynamo": dynamo}
+        if dynamo:
+            options |= {"optimize": False, "external_data": large, "verbose": False}
+        else:
+            options |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+        try:
+            with _quiet(), without_fast_path():
+                torch.onnx.export(net, call.args, str(path), **options)
+        except Exception as problem:  # exporters fail in every way there is
+            raise ExportFailed(f"PyTorch's exporter failed: {_first_line(problem)}") from problem
+        if not dynamo:
+            _separate(path, net)
+        held = onnx.load(path, load_external_data=False).graph
+        stored = {tensor.name for tensor in held.initializer}
+        yield Exported(path, tuple(value.name for value in held.input if value.name not in stored))
+
+
+def feeds(call: Call, model: Exported) -> dict[str, Array]:
+    """A call's tensors as the ONNX model takes them."""
+    given = {name: loading.array(tensor) for name, tensor in call.tensors.items()}
+    unknown = [name for name in model.inputs if name not in given]
+    if unknown:
+        raise ExportFailed(f"the exported model has an input {unknown[0]!r} that no tensor of the batch is")
+    return {name: given[name] for name in model.inputs}
+
+
+def _separate(path: Path, net: torch.nn.Module) -> None:
+    """Undo what the legacy exporter does to equal tensors: it keeps one and makes the others Identities of it."""
+    model = onnx.load(path)
+    state = {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)}
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    merged = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in stored and node.output[0] in state
+        if node.input[0] not in state or state[node.input[0]].data_ptr() != state[node.output[0]].data_ptr()
+    ]
+    for node in merged:
+        copy = model.graph.initializer.add()
+        copy.CopyFrom(stored[node.input[0]])
+        copy.name = node.output[0]
+        model.graph.node.remove(node)
+    if merged:
+        onnx.save(model, path)
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Attention as products of matrices: in eval mode PyTorch has one fused operator for it, which ONNX has not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No word of the exporters: what went wrong is in their exception."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            # The legacy exporter prints the whole graph when it fails, from C++, whatever `verbose` says.
+            mock.patch.object(torch._C, "_jit_onnx_log", lambda *_: None, create=True),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _first_line(problem: Exception) -> str:
+    """The reason in one line: of the first cause, whose exception has it."""
+    cause: BaseException = problem
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,0 +1,116 @@
+"""The network's state as arrays, and new weights into it, all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils import parametrize
+
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import layers
+from lsuv_cli.model.file import load
+from lsuv_cli.model.layers import CONVOLUTIONS
+from lsuv_cli.pipeline import Initialized
+from lsuv_cli.report import Carried
+
+Array = NDArray[Any]
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """A tensor's values; numpy has no bfloat16 of its own."""
+    plain = tensor.detach().cpu()
+    if plain.dtype is torch.bfloat16:
+        return np.asarray(plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(plain.numpy())
+
+
+def arrays(net: torch.nn.Module) -> dict[str, Array]:
+    """The network's state; a tensor that it has under several names is one array."""
+    known: dict[tuple[Any, ...], Array] = {}
+    found = {}
+    for name, tensor in net.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            found[name] = known.setdefault(place, array(tensor)) if tensor.numel() else array(tensor)
+    return found
+
+
+def _tensor(values: Array) -> torch.Tensor:
+    if values.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(values))
+
+
+@contextlib.contextmanager
+def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
+    """Load the initialized weights; what follows may still fail, and then the network is as it was."""
+    assert done.weights is not None and done.report.carried is not None
+    before = _copied(net)
+    try:
+        state = net.state_dict()  # with the versions of the modules' formats, which a plain dict has not
+        for name in state.keys() & done.weights.keys():
+            state[name] = _tensor(done.weights[name])
+        net.load_state_dict(state, strict=True)
+        yield _assigned(net, done)
+    except BaseException:
+        net.load_state_dict(before, strict=True)
+        raise
+
+
+def _copied(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's state that later changes do not reach."""
+    state: dict[str, Any] = module.state_dict()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.clone()
+    return state
+
+
+def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
+    """Give weights that could not be found by value to parametrizations that take them."""
+    carried = done.report.carried
+    assert carried is not None
+    if not carried.left or done.model is None:
+        return carried
+    taken = {name for name, module, weight in _weights(done) if _assign(net, module, weight)}
+    left = tuple(item for item in carried.left if item.name not in taken)
+    return Carried(carried.total - len(left), carried.total, left)
+
+
+def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
+    """The weights that are not carried: the ONNX tensor, the module, and the values in a module's layout."""
+    assert done.model is not None and done.report.carried is not None
+    wanted = {item.name for item in done.report.carried.left}
+    file = load(done.model)
+    graph = graphs.build(file.proto, file)
+    for layer in layers.find(graph).layers:
+        if wanted & {layer.weight.base, layer.weight.value} and layer.module:
+            values = layer.weight.seen(graph.array(layer.weight.base))
+            module = values if layer.op in CONVOLUTIONS else layer.form.matrices(values)[0]
+            yield (wanted & {layer.weight.base, layer.weight.value}).pop(), layer.module, module
+
+
+def _assign(net: torch.nn.Module, path: str, weight: Array) -> bool:
+    """Set a parametrized weight; whether it is then what was asked for."""
+    try:
+        module = net.get_submodule(path)
+    except AttributeError:
+        return False
+    if not parametrize.is_parametrized(module, "weight"):
+        return False
+    before = _copied(module)
+    wanted = _tensor(weight)
+    try:
+        module.weight = wanted.to(module.weight)
+        if torch.allclose(module.weight.detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):
+            return True
+    except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for this weight
+        pass
+    module.load_state_dict(before)
+    return False

@@ -1,0 +1,253 @@
+"""There and back: every network of networks.py to ONNX, initialized, home again, and measured there.
+
+`python tests/home/round_trip.py [NAME ...]` prints the table of docs/pytorch.md. Each network takes five ways: the one
+call, and through a file with either exporter, home by value (`--like`) or by name. What is measured at home is measured
+here, by plain forward hooks and by the network's output beside the written file's, not by the code under test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import inspect
+import io
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from networks import NETWORKS, Batch
+from safetensors.torch import load_file
+from torch import nn
+
+import lsuv_cli
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.report import Report
+from lsuv_cli.torch import lsuv_
+
+EXPORTERS = ("legacy", "dynamo")
+TOLERANCE = 0.01
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+WITHOUT_TRAINING_MODE = (nn.modules.batchnorm._BatchNorm, nn.Dropout, nn.MultiheadAttention, nn.RNNBase)
+
+
+@dataclass
+class Outcome:
+    """How one way went: a few words for the table, and whatever was called right and is not."""
+
+    words: str
+    reason: str = ""  # why not all of it came home
+    wrong: list[str] = field(default_factory=list)
+
+
+def called(net: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """The network's output as a list of tensors."""
+    with torch.no_grad():
+        return list(_flat(net(*batch) if isinstance(batch, tuple) else net(**batch)))
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) or hasattr(value, "values"):
+        for item in value.values():
+            yield from _flat(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+
+
+def variances(net: nn.Module, batch: Batch) -> dict[str, list[float]]:
+    """The variance of what each linear layer and convolution gives, call by call, by plain forward hooks."""
+    found: dict[str, list[float]] = {}
+    handles = []
+    for name, module in net.named_modules():
+        if isinstance(module, LAYERS):
+
+            def see(_m: nn.Module, _i: Any, output: torch.Tensor, name: str = name) -> None:
+                found.setdefault(name, []).append(output.double().var(correction=0).item())
+
+            handles.append(module.register_forward_hook(see))
+    # In eval mode nn.TransformerEncoderLayer calls one fused operator, past its own modules.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        called(net, batch)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def off(report: Report, net: nn.Module, batch: Batch) -> list[str]:
+    """The layers that the report calls ok and that are not, by hooks."""
+    found = variances(net, batch)
+    wrong = []
+    for module, values in found.items():
+        entries = [layer for layer in report.layers if layer.module == module and layer.op in
+                   {"Conv", "ConvTranspose", "Gemm", "MatMul"}]  # fmt: skip
+        if len(entries) != len(values):
+            continue
+        for entry, value in zip(entries, values, strict=True):
+            if entry.status == "ok" and not abs(value - 1) <= TOLERANCE:
+                wrong.append(f"{module} has variance {value:.4g} at home")
+    return wrong
+
+
+def export(net: nn.Module, batch: Batch, path: Path, exporter: str, folded: bool = False) -> Path:
+    """An ONNX file; `folded` as PyTorch does by default."""
+    args, kwargs = (batch, None) if isinstance(batch, tuple) else ((), batch)
+    options: dict[str, Any] = {"kwargs": kwargs, "dynamo": exporter == "dynamo"}
+    if exporter == "dynamo":
+        options |= {"optimize": folded, "external_data": False, "verbose": False}
+    elif not folded:
+        options |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    silent = mock.patch.object(torch._C, "_jit_onnx_log", lambda *_: None, create=True)  # noqa: PT008  a plain function, as the original
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), silent:
+        warnings.simplefilter("ignore")
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            torch.onnx.export(net, args, str(path), **options)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+            logging.disable(disabled)
+    return path
+
+
+def feeds(path: Path, net: nn.Module, batch: Batch) -> dict[str, np.ndarray]:
+    """What the file's inputs are fed: the batch, and defaults of `forward` that the legacy exporter makes inputs of."""
+    held = onnx.load(path).graph
+    names = [value.name for value in held.input if value.name not in {t.name for t in held.initializer}]
+    if isinstance(batch, dict) and set(names) <= set(batch):
+        return {name: batch[name].numpy() for name in names}
+    given = [tensor.numpy() for tensor in (batch.values() if isinstance(batch, dict) else batch)]
+    known = inspect.signature(net.forward).parameters
+    return dict(zip(names, [*given, *(np.asarray(known[name].default) for name in names[len(given) :])], strict=True))
+
+
+def by_call(name: str, **settings: Any) -> Outcome:
+    """Home by lsuv_."""
+    net, batch = NETWORKS[name]()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    try:
+        report = lsuv_(net, batch, **settings)
+    except LsuvError as problem:
+        same = all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+        return Outcome("refused", str(problem), [] if same else ["changed although it failed"])
+    outcome = judged(report, net, batch)
+    untold = [x.module for x in report.layers if x.status == "ok" and x.variance_home is None and
+              "not measured in PyTorch" not in x.notes]  # fmt: skip
+    outcome.wrong += [f"{module} is ok without a measurement" for module in untold]
+    return outcome
+
+
+def judged(report: Report, net: nn.Module, batch: Batch) -> Outcome:
+    ok = sum(layer.status in {"ok", "tied"} for layer in report.layers)
+    rest = [layer for layer in report.layers if layer.status not in {"ok", "tied"}]
+    wrong = [] if report.exit_code else off(report, net, batch)
+    if not report.exit_code and not any(isinstance(part, WITHOUT_TRAINING_MODE) for part in net.modules()):
+        wrong += [f"in train mode {text}" for text in off(report, net.train(), batch)]
+        net.eval()
+    words = f"{ok}" if not rest else f"{ok} of {len(report.layers)}"
+    assert report.carried is not None
+    if report.carried.left:
+        return Outcome(f"told: {len(report.carried.left)} not carried", report.carried.left[0].reason, wrong)
+    if report.exit_code:
+        bad = next(x for x in rest if x.status not in {"skipped", "excluded"})
+        return Outcome(f"told: {words}", f"{bad.module or bad.name} {bad.status}: {'; '.join(bad.notes)}", wrong)
+    return Outcome(words, rest[0].notes[0] if rest and rest[0].notes else "", wrong)
+
+
+def by_file(name: str, path: Path, way: str, folded: bool = False) -> Outcome:
+    """Home through an exported file, by value or by name."""
+    net, batch = NETWORKS[name]()
+    given = feeds(path, net, batch)
+    written, weights = path.with_name("out.onnx"), path.with_name("after.safetensors")
+    like = {key: value.numpy() for key, value in net.state_dict().items()} if way == "like" else None
+    try:
+        report = lsuv_cli.initialize(
+            path, given, output=written, weights=weights, like=like, force=True, batch_size="all"
+        ).report
+    except LsuvError as problem:
+        return Outcome("refused", str(problem))
+    state = OrderedDict(load_file(weights))
+    state._metadata = net.state_dict()._metadata  # type: ignore[attr-defined]  # torchvision's MNASNet asks for it
+    loaded = net.load_state_dict(state, strict=way == "like")
+    outcome = judged(report, net, batch)
+    if folded and way == "like":  # variance 1 then holds behind the BatchNorm, and the output below tells
+        outcome.wrong.clear()
+    outcome.wrong += [f"{key} is no name of the network" for key in loaded.unexpected_keys]
+    if not report.exit_code and not (gap := difference(net, batch, written, given)) <= 1e-3:
+        outcome.wrong.append(f"the output differs from the file's by {gap:.1e}")
+    return outcome
+
+
+def difference(net: nn.Module, batch: Batch, path: Path, given: dict[str, np.ndarray]) -> float:
+    """The largest difference between a network's outputs and a file's, as a ratio of the largest number."""
+    there = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, given)
+    here = [tensor.numpy() for tensor in called(net, batch)]
+    pairs = list(zip(here, there, strict=False))
+    if any(one.shape != other.shape for one, other in pairs):
+        return float("inf")
+    return max(float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-9)) for one, other in pairs)
+
+
+def ways(name: str, exporter: str, directory: Path, folded: bool = False) -> dict[str, Outcome]:
+    """Both ways home from one exporter's file."""
+    net, batch = NETWORKS[name]()
+    try:
+        path = export(net, batch, directory / "model.onnx", exporter, folded)
+    except Exception as problem:
+        return dict.fromkeys(("like", "names"), Outcome("not exported", type(problem).__name__))
+    try:
+        gap = difference(net, batch, path, feeds(path, net, batch))
+    except Exception:  # of onnxruntime, which gives its own kinds
+        return dict.fromkeys(("like", "names"), Outcome("not exported", "onnxruntime cannot run the exported file"))
+    if not gap <= 1e-3:
+        return dict.fromkeys(("like", "names"), Outcome("not exported", "the exported file computes something else"))
+    return {way: by_file(name, path, way, folded) for way in ("like", "names")}
+
+
+def main(names: list[str]) -> None:
+    packages = ("torch", "torchvision", "timm", "transformers", "onnxscript", "onnxruntime")
+    print(", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages), "\n")
+    print("| network | one call | legacy, `--like` | legacy, names | dynamo, `--like` | dynamo, names |")
+    print("|---|---|---|---|---|---|")
+    wrong = 0
+    reasons: dict[str, list[str]] = {}
+    for name in names or NETWORKS:
+        begun = time.perf_counter()
+        try:
+            found = {"one call": by_call(name)}
+            with tempfile.TemporaryDirectory() as directory:
+                for exporter in EXPORTERS:
+                    found |= {f"{exporter} {way}": x for way, x in ways(name, exporter, Path(directory)).items()}
+        except Exception as problem:
+            found = {"any": Outcome("failed", repr(problem), [repr(problem)])}
+        print(f"| {name} | {' | '.join(outcome.words for outcome in found.values())} |", flush=True)
+        for way, outcome in found.items():
+            if outcome.reason:
+                reasons.setdefault(outcome.reason, []).append(f"{name}, {way}")
+            for text in outcome.wrong:
+                wrong += 1
+                print(f"{name}, {way}: {text}", file=sys.stderr, flush=True)
+        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+    for reason, where in reasons.items():
+        print(f"- {where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''}: {reason}")
+    print(f"\n{wrong} called right that is not", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

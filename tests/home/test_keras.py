@@ -1,0 +1,103 @@
+"""There and back with Keras 3: export, init --like, set_weights. `pytest -m keras` (KERAS_BACKEND: tensorflow, jax)."""
+
+import os
+import warnings
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from helpers import near_one
+from lsuv_cli.cli import main
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+pytestmark = [pytest.mark.keras, pytest.mark.filterwarnings("ignore")]
+
+CONVOLUTIONS, NORMS = {"conv", "separable"}, {"norm_1", "norm_2"}
+
+
+def network(trained=False):
+    """Dense, Conv, depthwise, separable and transposed convolutions, and BatchNorm behind two of them."""
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential(
+        [
+            layers.Conv2D(8, 3, padding="same", use_bias=False, name="conv"),
+            layers.BatchNormalization(name="norm_1"), layers.ReLU(),
+            layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2), layers.ReLU(),
+            layers.SeparableConv2D(12, 3, name="separable"), layers.BatchNormalization(name="norm_2"), layers.ReLU(),
+            layers.Conv2DTranspose(6, 3, strides=2), layers.ReLU(),
+            layers.GlobalAveragePooling2D(), layers.Dense(10), layers.ReLU(), layers.Dense(10),
+        ]
+    )  # fmt: skip
+    net.build((None, 16, 16, 3))
+    if trained:
+        rng = np.random.default_rng(1)
+        for layer in net.layers:
+            if isinstance(layer, layers.BatchNormalization):
+                size = layer.gamma.shape[0]
+                layer.set_weights([rng.uniform(0.5, 2, size), *rng.normal(size=(2, size)), rng.uniform(0.1, 4, size)])
+    return net
+
+
+def images():
+    return np.random.default_rng(0).standard_normal((32, 16, 16, 3)).astype(np.float32)
+
+
+def there_and_back(net, directory):
+    """The two lines in Keras, with the command between them; the written model's output."""
+    net(images())  # Keras exports networks that have run
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net.export(directory / "net.onnx", format="onnx", verbose=False)
+    np.save(directory / "calib.npy", images())
+    np.savez(directory / "before.npz", *net.get_weights())
+    words = ["net.onnx", "--data", "calib.npy", "--like", "before.npz", "--weights", "after.npz", "-o", "out.onnx"]
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *(str(directory / word) if "." in word else word for word in words)])
+    assert ended.value.code == 0
+    with np.load(directory / "after.npz") as after:
+        net.set_weights([after[name] for name in after.files])
+    session = ort.InferenceSession(directory / "out.onnx", providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: images()})[0]
+
+
+def variances(net):
+    """The variance of every output at home: of layers with a kernel, and of BatchNorms."""
+    found, value = {}, images()
+    for layer in net.layers:
+        if layer.__class__.__name__ == "SeparableConv2D":
+            import keras
+
+            inner = keras.ops.depthwise_conv(value, layer.depthwise_kernel)
+            found[f"{layer.name} depthwise"] = float(np.asarray(inner, np.float64).var())
+        value = layer(value)
+        if layer.weights:
+            found[layer.name] = float(np.asarray(value, np.float64).var())
+    return found
+
+
+def test_a_fresh_network(tmp_path, capsys):
+    net = network()
+    given = variances(net)
+    expected = there_and_back(net, tmp_path)
+    assert "carried 7 of 7 tensors" in capsys.readouterr().err
+    np.testing.assert_allclose(np.asarray(net(images())), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert not near_one(given, 0.1)
+    assert near_one(variances(net), 2e-3)  # the exporter folded BatchNorms with epsilon 0.001
+
+
+def test_a_network_whose_batch_norms_were_trained(tmp_path):
+    net = network(trained=True)
+    expected = there_and_back(net, tmp_path)
+    np.testing.assert_allclose(np.asarray(net(images())), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    # tf2onnx folds a BatchNorm, so that the output behind it has variance 1; jax2onnx leaves it as it is.
+    import keras
+
+    folded = keras.config.backend() == "tensorflow"
+    scaled = {name: v for name, v in variances(net).items() if name not in CONVOLUTIONS | NORMS}
+    scaled |= {name: v for name, v in variances(net).items() if name in (NORMS if folded else CONVOLUTIONS)}
+    assert len(scaled) == 7
+    assert near_one(scaled, 2e-3)
