@@ -124,7 +124,6 @@ def test_a_full_disk_is_an_error(monkeypatch, tmp_path):
     ("package", "words", "advice"),
     [
         ("matplotlib", ["init", str(MAXOUT), "--data", "random", "--plot", "p.png"], "pip install 'lsuv-cli[plot]'"),
-        ("safetensors", ["init", str(MAXOUT), "--data", "random", "--weights", "w.safetensors"], "lsuv-cli[weights]"),
         ("PIL", ["inspect", str(RELU), "--data", "pictures"], "lsuv-cli[images]"),
     ],
 )

@@ -71,7 +71,6 @@ TIMM: dict[str, tuple[str, int, dict[str, Any]]] = {
                   {"img_size": 32, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}),
     "timm ConvNeXt": ("convnext_atto", 32, {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)}),
     "timm MLP-Mixer": ("mixer_s32_224", 64, {"img_size": 64}),
-    "timm NF-ResNet": ("nf_resnet26", 32, {}),  # weight standardization
     "timm GhostNet": ("ghostnet_050", 32, {}),
     "timm MobileViT": ("mobilevit_xxs", 32, {}),
     "timm EdgeNeXt": ("edgenext_xx_small", 32, {}),
@@ -378,6 +377,17 @@ def _old_weight_norm() -> Built:
         return nn.Sequential(
             norm(nn.Conv1d(4, 8, 3)), nn.ReLU(), nn.Flatten(), norm(nn.Linear(8 * 10, 12)), nn.ReLU(), nn.Linear(12, 3)
         ), (normal(4, 12),)  # fmt: skip
+
+
+@network("weight standardization")
+def _standardized() -> Built:
+    class Standardized(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+            weight = centred / centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+            return functional.conv2d(x, weight, self.bias)
+
+    return nn.Sequential(Standardized(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 4)), images(8)
 
 
 @network("spectral_norm")
