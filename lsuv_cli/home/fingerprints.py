@@ -33,11 +33,13 @@ def slabs(array: Array, axes: tuple[int, int]) -> Sums:
     before, count, behind = split(array.shape, axes)
     cube = np.ascontiguousarray(array).reshape(before, count, behind)
     sums = np.zeros(count, np.uint64)
+    planes = max(1, CHUNK // max(1, count * behind))
     step = max(1, CHUNK // max(1, behind))
     with np.errstate(over="ignore"):
-        for plane in cube:
+        for p in range(0, before, planes):
             for k in range(0, count, step):
-                sums[k : k + step] += _mixed(plane[k : k + step]).sum(axis=1, dtype=np.uint64)
+                part = _mixed(cube[p : p + planes, k : k + step])
+                sums[k : k + step] += part.sum(axis=2, dtype=np.uint64).sum(axis=0, dtype=np.uint64)
     return sums
 
 

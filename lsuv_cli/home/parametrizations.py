@@ -10,6 +10,7 @@ number that makes f right for all channels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -226,5 +227,10 @@ def _near(checkpoint: Checkpoint, norm: Norm, size: int) -> dict[str, Array]:
 
 def _siblings(one: str, other: str) -> bool:
     """Whether two keys are of one module: `bn.weight` and `bn.bias`, `params/bn/scale` and `batch_stats/bn/var`."""
-    mine, others = (re.split(r"[/.]", key)[:-1] for key in (one, other))
+    mine, others = _module(one), _module(other)
     return bool(mine) and (mine == others or (len(mine) == len(others) > 1 and mine[1:] == others[1:]))
+
+
+@functools.cache
+def _module(key: str) -> tuple[str, ...]:
+    return tuple(re.split(r"[/.]", key)[:-1])

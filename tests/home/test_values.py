@@ -417,6 +417,20 @@ def test_a_batch_norm_that_multiplies_by_zero_cannot_be_undone():
     np.testing.assert_array_equal(done.weights["c1.weight"], like["c1.weight"])
 
 
+def test_a_folded_weight_goes_home_with_its_bias_or_not_at_all():
+    """With the old shift and the new weight the network would compute something else than before and than the file."""
+    proto, like = folded(False, False)
+    shift = next(t for t in proto.graph.initializer if t.name == "b0")
+    shift.raw_data = normal(6, seed=77).tobytes()
+    data = normal(16, 6, 2, 2)
+    done = run(proto, like, data)
+    assert [item.name for item in done.report.carried.left] == ["W0", "b0"] and done.report.exit_code == 1
+    assert all("optimize=False" in item.reason for item in done.report.carried.left)
+    np.testing.assert_array_equal(done.weights["c0.weight"], like["c0.weight"])
+    assert not np.array_equal(done.weights["c1.weight"], like["c1.weight"])
+    assert [item.name for item in run(proto, like, data, bias="keep").report.carried.left] == []
+
+
 def test_a_multiple_without_a_reason_is_not_carried():
     """Spectral normalization divides by a norm that its module computes anew."""
     weight, other = normal(8, 6), normal(5, 8, seed=1)
