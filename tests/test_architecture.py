@@ -20,7 +20,7 @@ BESIDE |= dict.fromkeys(
 )
 MAY_IMPORT = {
     "cli": {"api", "pipeline", "words"},
-    "torch": {"api", "pipeline", "words"},
+    "torch": {"api", "pipeline", "home", "model", "words"},
     "api": {"pipeline", "scaling", "data", "home", "model", "words"},
     "pipeline": {"scaling", "data", "home", "model", "words"},
     "scaling": {"model", "words"},

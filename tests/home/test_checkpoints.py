@@ -109,7 +109,7 @@ BAD = {
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_a_damaged_safetensors_file_is_refused(tmp_path, data):
     (tmp_path / "c.safetensors").write_bytes(data)
-    with pytest.raises(LsuvError, match=r"--like .*c\.safetensors is no safetensors file, or is damaged") as caught:
+    with pytest.raises(LsuvError, match=r"`like` .*c\.safetensors is no safetensors file, or is damaged") as caught:
         checkpoints.read(tmp_path / "c.safetensors")
     assert "\n" not in str(caught.value)
 
@@ -140,7 +140,7 @@ def test_the_hand_made_array_is_right(tmp_path):
 )  # fmt: skip
 def test_a_damaged_npz_file_is_refused(tmp_path, data):
     (tmp_path / "c.npz").write_bytes(data)
-    with pytest.raises(LsuvError, match=r"--like .*c\.npz is no \.npz file of plain arrays, or is damaged") as caught:
+    with pytest.raises(LsuvError, match=r"`like` .*c\.npz is no \.npz file of plain arrays, or is damaged") as caught:
         checkpoints.read(tmp_path / "c.npz")
     assert "\n" not in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_pickled_objects_are_never_loaded(tmp_path):
 
 @pytest.mark.parametrize("name", ["c.pt", "nowhere.npz", "nowhere.safetensors"])
 def test_a_file_that_is_none_is_refused(tmp_path, name):
-    with pytest.raises(LsuvError, match=f"--like .*{name}"):
+    with pytest.raises(LsuvError, match=f"`like` .*{name}"):
         checkpoints.read(tmp_path / name)
 
 
