@@ -14,9 +14,9 @@ from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import LayerReport, Status
-from lsuv_cli.scaling.algorithm import Turn
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.stages import Plan
+from lsuv_cli.scaling.trials import Turn
 from lsuv_cli.scaling.weights import mean_and_square
 from lsuv_cli.settings import Settings
 
@@ -31,6 +31,7 @@ class Findings:
     verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the model looked at
     given: Mapping[str, Moments] = field(default_factory=dict)  # in the model as given, if asked for
     turns: Mapping[str, Turn] = field(default_factory=dict)
+    noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
 
 
@@ -128,7 +129,7 @@ def _in_order(entries: list[tuple[int, LayerReport]], found: LayerSet, recurrent
 def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:
     moments = findings.verified.get(layer.output)
     notes = list(layer.notes)
-    if moments is not None and moments.noise:
+    if layer.output in findings.noise or (moments is not None and moments.noise):
         notes.append("its output is nothing but rounding errors")
     elif moments is not None and moments.disputed is not None:
         notes.append(

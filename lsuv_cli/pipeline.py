@@ -270,7 +270,12 @@ class Job:
             needs = self._pass("scaling", run.data, run.device)
             scaled = algorithm.lsuv(draft, prepared, findings.plan, self.settings, needs, verify)
             found = replace(
-                findings, plan=scaled.plan, turns=scaled.turns, verified=scaled.verified, pooled=scaled.pooled
+                findings,
+                plan=scaled.plan,
+                turns=scaled.turns,
+                verified=scaled.verified,
+                pooled=scaled.pooled,
+                noise=scaled.noise,
             )
         else:
             found, scaled = replace(findings, verified=verify()), None

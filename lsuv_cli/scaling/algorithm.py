@@ -22,7 +22,7 @@ from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Status
-from lsuv_cli.scaling import precision, stages
+from lsuv_cli.scaling import precision
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Pass, Runner
@@ -30,22 +30,10 @@ from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
 from lsuv_cli.scaling.runtime import Session, Unsupported
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
+from lsuv_cli.scaling.trials import Trials, Turn
 from lsuv_cli.settings import PreInit, Settings
 
 WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is the last one
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What happened when a layer's turn came."""
-
-    variance: float | None  # of its output, with the pre-initialized weight
-    scale: float = 1.0
-    status: Status = Status.OK
-
-    def then(self, later: Turn) -> Turn:
-        """Two trials as one: the variance before the first, the scale of both."""
-        return Turn(self.variance, self.scale * later.scale, later.status)
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,7 @@ class Scaled:
     turns: Mapping[str, Turn]
     verified: Mapping[str, Moments]  # in the written file
     pooled: Collection[str]  # weights whose first use is dead: their scale is that of all other uses taken together
+    noise: Collection[str]  # layers whose output proved to be nothing but rounding
     trials: int
 
 
@@ -64,7 +53,7 @@ Verify = Callable[[], Mapping[str, Moments]]  # writes the file, measures every 
 
 def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs: Pass, verify: Verify) -> Scaled:
     """Algorithm 1: scale every layer, verify the written file, and once more where that is not enough."""
-    state = _State(prepared, settings, plan)
+    state = Trials(prepared, settings, plan)
     worst = math.inf
     for trial in range(1, settings.max_trials + 1):
         state.take(scale_layers(draft, state, needs))
@@ -77,70 +66,10 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
         previous, worst = worst, state.worst(verified)
         if worst <= settings.tol or not worst < WORTHWHILE * previous:
             break
-    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), trial)
+    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), state.dead.keys(), trial)
 
 
-class _State:
-    """What is known between trials."""
-
-    def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
-        self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
-        self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, float] = {}  # layers whose output is rounding noise, and by what they were multiplied
-        self.feedback: dict[str, float] = {}  # a shared weight whose first use is dead, and by what to multiply it
-        self.anew = True  # the next trial begins with new random weights
-
-    @property
-    def pre_init(self) -> PreInit:
-        return self.settings.pre_init if self.anew else PreInit.KEEP
-
-    def take(self, latest: Mapping[str, Turn]) -> None:
-        """Take what one go through the stages brought."""
-        fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
-        self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
-        self.anew = False
-
-    def lost_in_a_chain(self) -> bool:
-        """Whether a layer had no finite variance behind pending scales that may have left float32's range."""
-        lost = {Status.NOT_FINITE, Status.DEAD}
-        return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
-
-    def cut_shorter(self) -> None:
-        self.plan = stages.cut(self.graph, self.layers, longest_chain=1)
-        self.anew = True
-
-    def learn(self, verified: Mapping[str, Moments]) -> bool:
-        """Whether the written file shows something that another trial has to begin with."""
-        scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
-        noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
-        self.dead |= noise
-        self.anew = bool(noise)
-        first = set(self.feedback)
-        for base, users in by_tensor(self.layers).items():
-            deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
-            live = self.live(users, verified)
-            if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
-                self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
-        return bool(noise) or set(self.feedback) != first
-
-    def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
-        found = [verified[x.output] for x in users]
-        return [m for m in found if m.finite and m.variance > 0.0 and not m.noise]
-
-    def worst(self, verified: Mapping[str, Moments]) -> float:
-        """The largest |Var / target - 1| among the layers that can be scaled."""
-        deciding = [
-            self.live(users, verified)
-            if base in self.feedback
-            else [verified[x.output] for x in users if x.output in self.turns]
-            for base, users in by_tensor(self.layers).items()
-            if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
-        ]
-        deviations = [abs(pooled(found).variance / self.settings.target_variance - 1) for found in deciding if found]
-        return max(deviations, default=0.0)
-
-
-def scale_layers(draft: Draft, state: _State, needs: Pass) -> dict[str, Turn]:
+def scale_layers(draft: Draft, state: Trials, needs: Pass) -> dict[str, Turn]:
     """One go through all stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
     try:
         return _Trial(draft, state, needs, precision.HALF).run()
@@ -152,7 +81,7 @@ def scale_layers(draft: Draft, state: _State, needs: Pass) -> dict[str, Turn]:
 class _Trial:
     """One go through all stages."""
 
-    def __init__(self, draft: Draft, state: _State, needs: Pass, retype: Retype) -> None:
+    def __init__(self, draft: Draft, state: Trials, needs: Pass, retype: Retype) -> None:
         self.draft, self.state, self.graph, self.plan = draft, state, state.graph, state.plan
         self.pre_init, self.settings = state.pre_init, state.settings
         self.runner = Runner(self.graph, self.plan, needs, retype)

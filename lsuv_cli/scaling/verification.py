@@ -5,8 +5,8 @@
    in float64 (the sounding). The model's outputs must be those of the file opened as it is.
 3. All data runs through the model as onnxruntime optimizes it, once, and each layer's output is reduced inside it
    (gauges.py). The same few samples go first, and a layer that has another variance there than in step 2 is *disputed*.
-4. A layer whose output has nearly no input to come from may be nothing but rounding noise. Then the few samples run
-   once more with everything multiplied by 1 + 2⁻¹⁰: a signal hardly changes, noise becomes other noise.
+4. A layer whose output has nearly no input to come from may be nothing but rounding noise. Then the first batch runs
+   once more with everything multiplied by 1 + 2⁻¹³: a signal hardly changes, noise becomes other noise.
 
 A model whose weights take much memory is measured in pieces. Half precision that the device cannot run is run in
 float32 with each value rounded as it would be stored. Nothing is shared with calibration but the way a model is put
@@ -47,8 +47,8 @@ Array = NDArray[Any]
 VERIFY_BYTES = 256 << 20
 # Where inputs of this size, relative to their outputs, may be nothing but rounding.
 SUSPICIOUS_INPUT = 1e-4
-NUDGE = 1.0 + 2.0**-10
-LEAST_CORRELATION = 0.7  # between a signal and the nudged one; noise has none
+NUDGE, NUDGE_IN_HALF = 1.0 + 2.0**-13, 1.0 + 2.0**-6  # well above the rounding of the types
+LEAST_CORRELATION = 0.98  # between a signal and the nudged one; noise has less
 SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
 # These make shapes that depend on the data, or take a shape as an input.
 SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
@@ -157,7 +157,7 @@ class _Measuring:
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; carefully where the fast form is not good enough."""
         wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
-        sounded = self._fetched(index, stage, wanted)
+        sounded = self._sounded(stage, wanted)
         self.raw |= sounded
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
         while True:
@@ -171,23 +171,26 @@ class _Measuring:
                 return {name: replace(m, disputed=checked.get(name)) for name, m in moments.items()}
             gauges |= {name: gauges[name].more_careful(m) for name, m in doubtful.items()}
 
-    def _fetched(self, index: int, stage: Stage, names: Sequence[str], nudge: bool = False) -> dict[str, Array]:
-        """Values of a piece for the few samples, from unoptimized onnxruntime."""
+    def _sounded(self, stage: Stage, names: Sequence[str]) -> dict[str, Array]:
+        """Values of a piece for the few samples; what later pieces read of them waits."""
+        kept = self._unoptimized(stage, [*stage.outputs, *names], self.needs.few)
+        self.few.frontier.put(0, {name: kept[name] for name in stage.outputs})
+        return {name: runtime.to_numpy(kept[name]) for name in names if kept[name].is_tensor()}
+
+    def _unoptimized(self, stage: Stage, names: Sequence[str], batch: Batch, factor: float = 1.0) -> dict[str, Any]:
+        """Values of a piece from unoptimized onnxruntime, with the data and all layers' weights times a factor."""
         names = list(dict.fromkeys(names))
         builder = self._builder(stage)
         for name in names:
             builder.pull(name, self._input_type)
-        batch = self.needs.few
-        if nudge:
-            batch = {name: _nudged(array) for name, array in batch.items()}
+        if factor != 1.0:
+            batch = {name: _times(array, factor) for name, array in batch.items()}
             for base in {layer.weight.base for layer in self.layers if layer.weight.place != "folded"}:
-                builder.constant(base, _nudged(self.graph.array(base)))
-        model = builder.finish(list(dict.fromkeys([*stage.outputs, *names])), ())
+                builder.constant(base, _times(self.graph.array(base), factor))
+        model = builder.finish(names, ())
         session = Session(model, self.needs.device, optimized=False)
         kept, _ = session.run({name: self.few.value(session, 0, batch, name) for name in model.feeds})
-        if not nudge:
-            self.few.frontier.put(0, {name: kept[name] for name in stage.outputs})
-        return {name: runtime.to_numpy(kept[name]) for name in names if kept[name].is_tensor()}
+        return kept
 
     def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """The layers that have another variance with optimizers than without, and the one they have without."""
@@ -297,8 +300,14 @@ class _Measuring:
         if not suspicious or len(self.plan.stages) > 1:
             return set()
         outputs = [layer.output for layer in self.layers]
-        nudged = self._fetched(0, self.plan.stages[0], outputs, nudge=True)
-        return {name for name in outputs if _correlation(self.raw[name], nudged[name]) < LEAST_CORRELATION}
+        factor = NUDGE_IN_HALF if precision.has_half(self.graph) else NUDGE
+        stage, batch = self.plan.stages[0], self.needs.batches[0]  # noise may be zero in a few samples
+        plain, nudged = (self._unoptimized(stage, outputs, batch, f) for f in (1.0, factor))
+        return {
+            name
+            for name in outputs
+            if _correlation(runtime.to_numpy(plain[name]), runtime.to_numpy(nudged[name])) < LEAST_CORRELATION
+        }
 
     def _tiny_input(self, layer: Layer, moments: Moments) -> bool:
         """Whether a layer's input, as its weight and output tell, is far smaller than its output."""
@@ -332,8 +341,10 @@ def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
     return kind
 
 
-def _nudged(array: Array) -> Array:
-    return array * array.dtype.type(NUDGE) if array.dtype.kind == "f" else array
+def _times(array: Array, factor: float) -> Array:
+    """An array of floats times a number; any other array as it is."""
+    is_float = array.dtype.kind == "f" or str(array.dtype) == "bfloat16"
+    return array * array.dtype.type(factor) if is_float else array
 
 
 def _silent(done: int, total: int) -> None:

@@ -1,0 +1,96 @@
+"""What is known between the trials of Algorithm 1: each layer's turn so far, and what the written file showed.
+
+1. The first trial begins with new random weights. Later ones begin with the stored weights, so that scales multiply.
+2. A layer that had no finite variance behind pending scales may have lost it to float32's range: then all stages are
+   cut anew, with no layer's scale pending on another layer, and the trial begins again.
+3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled.
+4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
+   taken together, had in the written file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lsuv_cli.model.layers import Layer, by_tensor
+from lsuv_cli.model.prepare import Prepared
+from lsuv_cli.report import Status
+from lsuv_cli.scaling import stages
+from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.stages import Plan
+from lsuv_cli.settings import PreInit, Settings
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happened when a layer's turn came."""
+
+    variance: float | None  # of its output, with the pre-initialized weight
+    scale: float = 1.0
+    status: Status = Status.OK
+
+    def then(self, later: Turn) -> Turn:
+        """Two trials as one: the variance before the first, the scale of both."""
+        return Turn(self.variance, self.scale * later.scale, later.status)
+
+
+class Trials:
+    """All trials so far."""
+
+    def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
+        self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
+        self.turns: dict[str, Turn] = {}
+        self.dead: dict[str, float] = {}  # layers whose output is rounding noise, and by what they were multiplied
+        self.feedback: dict[str, float] = {}  # a shared weight whose first use is dead, and by what to multiply it
+        self.anew = True  # the next trial begins with new random weights
+
+    @property
+    def pre_init(self) -> PreInit:
+        return self.settings.pre_init if self.anew else PreInit.KEEP
+
+    def take(self, latest: Mapping[str, Turn]) -> None:
+        """Take what one go through the stages brought."""
+        fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
+        self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
+        self.anew = False
+
+    def lost_in_a_chain(self) -> bool:
+        """Whether a layer had no finite variance behind pending scales that may have left float32's range."""
+        lost = {Status.NOT_FINITE, Status.DEAD}
+        return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
+
+    def cut_shorter(self) -> None:
+        self.plan = stages.cut(self.graph, self.layers, longest_chain=1)
+        self.anew = True
+
+    def learn(self, verified: Mapping[str, Moments]) -> bool:
+        """Whether the written file shows something that another trial has to begin with."""
+        scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
+        noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
+        self.dead |= noise
+        self.anew = bool(noise)
+        first = set(self.feedback)
+        for base, users in by_tensor(self.layers).items():
+            deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
+            live = self.live(users, verified)
+            if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
+                self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
+        return bool(noise) or set(self.feedback) != first
+
+    def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+        found = [verified[x.output] for x in users]
+        return [m for m in found if m.finite and m.variance > 0.0 and not m.noise]
+
+    def worst(self, verified: Mapping[str, Moments]) -> float:
+        """The largest |Var / target - 1| among the layers that can be scaled."""
+        deciding = [
+            self.live(users, verified)
+            if base in self.feedback
+            else [verified[x.output] for x in users if x.output in self.turns]
+            for base, users in by_tensor(self.layers).items()
+            if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
+        ]
+        deviations = [abs(pooled(found).variance / self.settings.target_variance - 1) for found in deciding if found]
+        return max(deviations, default=0.0)
