@@ -55,6 +55,7 @@ class Statistics:
 
 CIFAR10 = Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 MNIST = Statistics((0.1307,), (0.3081,))
+DIVIDED = Statistics((0.0,), (250 / 255,))  # the authors' MNIST: pixels times 0.004
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ class Images:
         return len(self.labels)
 
     def normalized(self, which: slice | NDArray[np.int64]) -> Floats:
-        """Per-channel mean 0 and variance 1 (over the training set): the only preprocessing there is."""
+        """(pixels / 255 - mean) / std by channel, the only preprocessing: mean 0 and variance 1 over the training set
+        with the set's own statistics."""
         mean, std = (np.float32(v)[:, None, None] for v in (self.statistics.mean, self.statistics.std))
         return (self.pixels[which].astype(np.float32) / np.float32(255) - mean) / std
 
 
-def load(path: Path, name: str, split: str) -> Images:
+def load(path: Path, name: str, split: str, statistics: Statistics | None = None) -> Images:
     """`name` is cifar10 or mnist, `split` train or test; `path` a directory, or the train file with test beside it."""
     folder = path if path.is_dir() else path.parent
     file = path if path.is_file() and split == "train" else folder / f"{name}_{split}.npz"
@@ -83,7 +85,8 @@ def load(path: Path, name: str, split: str) -> Images:
     with np.load(file) as arrays:
         pixels, labels = arrays["images"], arrays["labels"].astype(np.int64)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return Images(np.ascontiguousarray(pixels), labels, MNIST if name == "mnist" else CIFAR10)
+    statistics = statistics or (MNIST if name == "mnist" else CIFAR10)
+    return Images(np.ascontiguousarray(pixels), labels, statistics)
 
 
 def chosen(images: Images, count: int, seed: int) -> NDArray[np.int64]:
