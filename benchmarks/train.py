@@ -392,7 +392,7 @@ def command_line() -> argparse.ArgumentParser:
         command.add_argument(f"--{data}", type=Path, required=True, metavar="PATH", help=f"directory with {data}_*.npz")
         command.add_argument("--threads", type=int, default=1)
         # 937 iterations of 64 are an epoch of MNIST; 200 are 0.64 epochs of 20,000 images. The authors have 50,000.
-        default = {"mnist": 15 * 937, "authors": 12 * 937}.get(name, 200)
+        default = {"mnist": 15 * 937, "authors": 8 * 937}.get(name, 200)
         command.add_argument("--iterations", type=int, default=default, help=f"of each run; default {default}")
         command.add_argument("--batch-size", type=int, default=64)
         command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
