@@ -76,6 +76,22 @@ class Images:
         return (self.pixels[which].astype(np.float32) / np.float32(255) - mean) / std
 
 
+def contrast_normalized(pixels: NDArray[np.uint8]) -> Floats:
+    """Global contrast normalization: each image has mean 0 and standard deviation 1 over all channels and pixels."""
+    x = pixels.astype(np.float32)
+    x -= x.mean(axis=(1, 2, 3), keepdims=True)
+    x /= x.std(axis=(1, 2, 3), keepdims=True)
+    return x
+
+
+def cropped(images: Floats, border: int, seed: int) -> Floats:
+    """Each image shifted by up to `border` pixels either way, zeros where it was not."""
+    padded = np.pad(images, ((0, 0), (0, 0), (border, border), (border, border)))
+    high, wide = images.shape[2:]
+    corners = np.random.default_rng((seed, border)).integers(0, 2 * border + 1, (len(images), 2))
+    return np.stack([x[:, i : i + high, j : j + wide] for x, (i, j) in zip(padded, corners, strict=True)])
+
+
 def load(path: Path, name: str, split: str, statistics: Statistics | None = None) -> Images:
     """`name` is cifar10 or mnist, `split` train or test; `path` a directory, or the train file with test beside it."""
     folder = path if path.is_dir() else path.parent

@@ -161,6 +161,29 @@ def test_the_authors_images_are_pixels_times_0_004() -> None:
     np.testing.assert_allclose(images.normalized(slice(None)), pixels * 0.004, rtol=1e-6)
 
 
+def test_contrast_normalized_images_have_mean_0_and_deviation_1_each() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 8, 8), np.uint8)
+    pixels[1] //= 4  # a dark image of little contrast
+    found = pipeline.contrast_normalized(pixels)
+    flat = pixels.reshape(3, -1).astype(np.float64)
+    wanted = (flat - flat.mean(1, keepdims=True)) / flat.std(1, keepdims=True)
+    np.testing.assert_allclose(found.reshape(3, -1), wanted, atol=1e-5)
+
+
+def test_a_cut_from_a_border_is_the_image_shifted() -> None:
+    images = np.random.default_rng(0).uniform(1, 2, (200, 1, 6, 6)).astype(np.float32)
+    shifts = set()
+    for whole, cut in zip(images, pipeline.cropped(images, 2, seed=0), strict=True):
+        (found,) = [
+            (i, j)
+            for i in range(-2, 3)
+            for j in range(-2, 3)
+            if np.array_equal(cut[0], np.pad(whole[0], 2)[2 + i : 8 + i, 2 + j : 8 + j])
+        ]
+        shifts.add(found)
+    assert len(shifts) == 25
+
+
 def test_runs_saved_before_a_setting_was_there_are_still_the_same_runs() -> None:
     for run in runs.mnist_runs(2, iterations=14055, batch_size=64):
         saved = json.loads((BENCHMARKS / "results" / "train" / f"{run.name}.json").read_text())["run"]
@@ -230,6 +253,12 @@ def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> No
     assert runs.State(losses=[2.3, 2.3, 2.2, 2.2, 2.1]).converged_at(run) is None  # 2.22
     assert runs.State(losses=[2.3] * 8).outcome(run) == "n/c"
     assert runs.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
+
+
+@pytest.mark.parametrize("name", paper.SECTIONS)
+def test_the_papers_tables_are_those_of_the_json(name: str) -> None:
+    file = BENCHMARKS / "results" / f"paper_{name}.json"
+    assert paper.SECTIONS[name].table(json.loads(file.read_text())["found"]) == file.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.glob("results/*/tables.md")), ids=lambda path: path.parent.stem)
