@@ -46,7 +46,7 @@ import pipeline
 from numpy.typing import NDArray
 from pipeline import Images
 from runs import ACTIVATIONS, AUTHORS, NETWORKS, Run, State, authors_runs, bn_runs, case_runs, grid_runs, mnist_runs
-from train_tables import tables
+from train_tables import SHOWN, tables
 
 CHECKPOINT_SECONDS = 120
 
@@ -380,7 +380,7 @@ def command_line() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         mnist, folder = name in ("mnist", "authors"), "train_authors" if name == "authors" else "train"
         if name == "tables":
-            folders = [pipeline.RESULTS / folder for folder in ("train", "train_authors")]
+            folders = [pipeline.RESULTS / folder for folder in ("train", *SHOWN)]
             command.add_argument("-o", "--output", type=Path, nargs="+", default=folders, help="folders with results")
             continue
         command.add_argument("-o", "--output", type=Path, default=pipeline.RESULTS / folder, help="results as JSON")

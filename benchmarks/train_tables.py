@@ -16,6 +16,12 @@ from pipeline import markdown
 from published import TITLES
 from runs import ACTIVATIONS, AUTHORS, INITS, NETWORKS
 
+README = pipeline.ROOT / "benchmarks" / "README.md"
+# Folders whose table `tables` writes into the README too, with the sentence before it.
+SHOWN = {
+    "train_authors": "Test errors at the end of these runs, and on the way:",
+    "train_authors_tried": "Short runs with LSUV and one setting that is not theirs, beside theirs, with seed 0:",
+}
 COLOURS = {init: f"C{k}" for k, init in enumerate(INITS)}
 
 
@@ -67,9 +73,9 @@ def table_mnist(runs: dict[str, dict[str, Any]], recipe: str = "mnist") -> str:
         errors = [last_error(ends[seed]) for seed in sorted(ends)]
         each = [f"{e:.2f}" for e in errors] + [f"diverged at {n}" for r in found if (n := r["diverged_at"])]
         mean = f"{statistics.fmean(errors):.3f}" if errors else ""
-        minutes = f"{statistics.fmean(r['seconds'] for r in ends.values()) / 60:.0f}" if errors else ""
+        minutes = f"{statistics.fmean(r['cpu_seconds'] for r in ends.values()) / 60:.0f}" if errors else ""
         rows.append([f"{TITLES[init]}, {loss}", f"{paper:.2f}", ", ".join(each) or "not finished", mean, minutes])
-    header = ["", "paper, error %", "ours, error % by seed", "mean", "minutes each"]
+    header = ["", "paper, error %", "ours, error % by seed", "mean", "core minutes each"]
     title = {"mnist": "MNIST, FitNet-MNIST maxout", "authors": "MNIST, FitNet-MNIST maxout, the authors' solver"}
     return f"### {title[recipe]}\n\n" + markdown(header, rows)
 
@@ -214,6 +220,23 @@ def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
         plot_bn(runs, folder)
 
 
+def part_of_readme(folder: str, text: str) -> str:
+    """A folder's sentence, table and plot."""
+    rows = "".join(line + "\n" for line in text.splitlines() if line.startswith("|"))
+    plot = f"\n![](results/{folder}/mnist.png)\n" if folder == "train_authors" else ""
+    return f"\n{SHOWN[folder]}\n\n{rows}{plot}\n"
+
+
+def with_part(readme: str, folder: str, part: str) -> str:
+    """The README with what stands between the folder's two marks replaced."""
+    begin, end = f"<!-- {folder} -->\n", f"<!-- end of {folder} -->\n"
+    before, found, rest = readme.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"benchmarks/README.md has no lines {begin.strip()} and {end.strip()} for the table")
+    return before + begin + part + end + after
+
+
 def tables(folder: Path) -> None:
     runs = saved_runs(folder)
     if not runs:
@@ -223,3 +246,6 @@ def tables(folder: Path) -> None:
     print(text)
     if not are_trials(runs):
         plots(runs, folder)
+    if folder.parent == pipeline.RESULTS and folder.name in SHOWN:
+        part = part_of_readme(folder.name, text)
+        pipeline.write_text(README, with_part(README.read_text(), folder.name, part))

@@ -255,6 +255,24 @@ def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> No
     assert runs.State(losses=[2.3, None], diverged_at=12).outcome(run) == "diverged"
 
 
+@pytest.mark.parametrize("folder", train_tables.SHOWN)
+def test_the_readme_has_between_the_marks_what_the_json_gives(folder: str) -> None:
+    readme, saved = (BENCHMARKS / "README.md").read_text(), train_tables.saved_runs(BENCHMARKS / "results" / folder)
+    part = train_tables.part_of_readme(folder, train_tables.text_of(saved)) if saved else ""
+    assert train_tables.with_part(readme, folder, part) == readme
+
+
+def test_a_part_of_the_readme_replaces_the_one_before_it() -> None:
+    readme = "a\n<!-- train_authors -->\nold\n<!-- end of train_authors -->\nb\n"
+    part = train_tables.part_of_readme("train_authors", "### title\n\n| x |\n| --- |\n| 1 |\n\nhours\n")
+    found = train_tables.with_part(readme, "train_authors", part)
+    assert found.startswith("a\n<!-- train_authors -->\n\n") and found.endswith("<!-- end of train_authors -->\nb\n")
+    assert "| x |\n| --- |\n| 1 |\n" in found and "old" not in found and "hours" not in found
+    assert train_tables.with_part(found, "train_authors", part) == found
+    with pytest.raises(SystemExit, match="has no lines"):
+        train_tables.with_part("a\n<!-- train_authors -->\nb\n", "train_authors", part)
+
+
 @pytest.mark.parametrize("name", paper.SECTIONS)
 def test_the_papers_tables_are_those_of_the_json(name: str) -> None:
     file = BENCHMARKS / "results" / f"paper_{name}.json"
@@ -270,7 +288,7 @@ def test_a_table_of_mnist_tells_each_seed_and_the_mean_of_what_is_finished() -> 
     def found(seed: int, accuracy: float, iteration: int = 10, diverged: int | None = None) -> dict[str, object]:
         tests = [{"accuracy": 0.5}, {"accuracy": accuracy}]
         run = {"seed": seed, "iterations": 10}
-        return {"run": run, "iteration": iteration, "tests": tests, "seconds": 60.0, "diverged_at": diverged}
+        return {"run": run, "iteration": iteration, "tests": tests, "cpu_seconds": 60.0, "diverged_at": diverged}
 
     saved = {
         "authors-lsuv-softmax-s0": found(0, 0.9950),
