@@ -187,18 +187,18 @@ def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path, recipe: str = "mni
     pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
 
 
-def are_trials(runs: dict[str, dict[str, Any]]) -> bool:
-    """Whether some are authors' runs with a setting that is not the authors', which is part of the name then."""
-    return any(name.startswith("authors-") and not re.search(r"-s\d+$", name) for name in runs)
+def are_trials(folder: Path) -> bool:
+    """Whether the folder's runs are short ones, of other settings than the authors' beside theirs."""
+    return folder.name == "train_authors_tried"
 
 
-def text_of(runs: dict[str, dict[str, Any]]) -> str:
+def text_of(folder: Path) -> str:
     """All tables that the runs of a folder give."""
-    parts = []
+    runs, parts = saved_runs(folder), []
     for recipe in ("mnist", "authors"):
         names = [name for name in runs if name.startswith(f"{recipe}-")]
         if names:
-            parts.append(table_tried(runs) if are_trials(runs) else table_mnist(runs, recipe))
+            parts.append(table_tried(runs) if are_trials(folder) else table_mnist(runs, recipe))
     parts += [table_grid(n, runs) for n in NETWORKS if any(name.startswith(f"{n}-") for name in runs)]
     if any(name.startswith("bn-") for name in runs):
         parts.append(table_bn(runs))
@@ -241,10 +241,10 @@ def tables(folder: Path) -> None:
     runs = saved_runs(folder)
     if not runs:
         return
-    text = text_of(runs)
+    text = text_of(folder)
     pipeline.write_text(folder / "tables.md", text)
     print(text)
-    if not are_trials(runs):
+    if not are_trials(folder):
         plots(runs, folder)
     if folder.parent == pipeline.RESULTS and folder.name in SHOWN:
         part = part_of_readme(folder.name, text)

@@ -257,8 +257,8 @@ def test_a_run_has_converged_when_its_recent_loss_is_below_the_threshold() -> No
 
 @pytest.mark.parametrize("folder", train_tables.SHOWN)
 def test_the_readme_has_between_the_marks_what_the_json_gives(folder: str) -> None:
-    readme, saved = (BENCHMARKS / "README.md").read_text(), train_tables.saved_runs(BENCHMARKS / "results" / folder)
-    part = train_tables.part_of_readme(folder, train_tables.text_of(saved)) if saved else ""
+    readme, results = (BENCHMARKS / "README.md").read_text(), BENCHMARKS / "results" / folder
+    part = train_tables.part_of_readme(folder, train_tables.text_of(results)) if results.is_dir() else ""
     assert train_tables.with_part(readme, folder, part) == readme
 
 
@@ -281,7 +281,7 @@ def test_the_papers_tables_are_those_of_the_json(name: str) -> None:
 
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.glob("results/*/tables.md")), ids=lambda path: path.parent.stem)
 def test_the_tables_of_the_runs_are_those_of_the_json(file: Path) -> None:
-    assert train_tables.text_of(train_tables.saved_runs(file.parent)) == file.read_text()
+    assert train_tables.text_of(file.parent) == file.read_text()
 
 
 def test_a_table_of_mnist_tells_each_seed_and_the_mean_of_what_is_finished() -> None:
