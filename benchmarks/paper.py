@@ -9,6 +9,7 @@ normalized to mean 0 and variance 1 per channel. Each section writes paper_NAME.
 
 std             weight standard deviations on FitNet-4 ReLU: LSUV, OrthoNorm, MSRA, Xavier
 nonlinearities  weight standard deviations by LSUV with tanh, ReLU, VLReLU, maxout
+contrast        weight standard deviations by LSUV on images with global contrast normalization
 batch           what the number of calibration images does to the scales
 gradients       variance of the initial gradients per layer (needs torch and onnx2torch)
 updates         relative weight updates against the weights' scale, Figure 1 (needs torch and onnx2torch)
@@ -88,18 +89,22 @@ def over_seeds(found: Sequence[dict[str, float]]) -> Found:
     }
 
 
-def lsuv_stds(activation: str, images: Images, choices: Choices) -> Found:
+def lsuv_stds(activation: str, batch: Callable[[int], NDArray[np.float32]], choices: Choices) -> Found:
+    """`batch` has the calibration data for each seed."""
     model, found = network(activation), []
     for seed in range(choices.seeds):
         note(f"  {activation}: LSUV, seed {seed}")
-        data = images.normalized(pipeline.chosen(images, choices.images, seed))
-        found.append(weight_stds(model, data, seed=seed, threads=choices.threads))
+        found.append(weight_stds(model, batch(seed), seed=seed, threads=choices.threads))
     return over_seeds(found)
+
+
+def normalized(images: Images, choices: Choices) -> Callable[[int], NDArray[np.float32]]:
+    return lambda seed: images.normalized(pipeline.chosen(images, choices.images, seed))
 
 
 def measure_std(images: Images, choices: Choices) -> Found:
     model = network("relu")
-    found: Found = {"lsuv": lsuv_stds("relu", images, choices)}
+    found: Found = {"lsuv": lsuv_stds("relu", normalized(images, choices), choices)}
     for init in ("orthonormal", "msra", "xavier"):
         # conv11 has 864 weights: the standard deviation of so few Gaussian numbers is off by 2.4 % by chance alone.
         # These draws cost next to nothing, so there are more of them.
@@ -109,7 +114,26 @@ def measure_std(images: Images, choices: Choices) -> Found:
 
 
 def measure_nonlinearities(images: Images, choices: Choices) -> Found:
-    return {activation: lsuv_stds(activation, images, choices) for activation in published.NONLINEARITIES}
+    batch = normalized(images, choices)
+    return {activation: lsuv_stds(activation, batch, choices) for activation in published.NONLINEARITIES}
+
+
+def measure_contrast(images: Images, choices: Choices) -> Found:
+    """The authors' images: global contrast normalization, less the mean image, cut from a border of 8 zeros."""
+    whole = pipeline.contrast_normalized(images.pixels)
+    whole -= whole.mean(axis=0)
+
+    def contrast(seed: int) -> NDArray[np.float32]:
+        return whole[pipeline.chosen(images, choices.images, seed)]
+
+    def padded(seed: int) -> NDArray[np.float32]:
+        return pipeline.cropped(contrast(seed), 8, seed)
+
+    found: Found = {}
+    for name, batch in (("channel", normalized(images, choices)), ("contrast", contrast), ("padded", padded)):
+        squares = [float(np.mean(np.square(batch(seed), dtype=np.float64))) for seed in range(choices.seeds)]
+        found[name] = {"rms": math.sqrt(statistics.fmean(squares)), **lsuv_stds("relu", batch, choices)}
+    return found
 
 
 def measure_batch(images: Images, choices: Choices) -> Found:
@@ -240,12 +264,13 @@ def measure_updates(images: Images, choices: Choices) -> Found:
 class Section:
     measure: Callable[[Images, Choices], Found]
     table: Callable[[Found], str]
-    plot: Callable[[Found, Path], None]
+    plot: Callable[[Found, Path], None] | None
 
 
 SECTIONS = {
     "std": Section(measure_std, show.table_std, show.plot_std),
     "nonlinearities": Section(measure_nonlinearities, show.table_nonlinearities, show.plot_nonlinearities),
+    "contrast": Section(measure_contrast, show.table_contrast, None),
     "batch": Section(measure_batch, show.table_batch, show.plot_batch),
     "gradients": Section(measure_gradients, show.table_gradients, show.plot_gradients),
     "updates": Section(measure_updates, show.table_updates, show.plot_updates),
@@ -301,7 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         saved = json.loads(file.read_text())
         text = section.table(saved["found"])
         pipeline.write_text(file.with_suffix(".md"), text)
-        section.plot(saved["found"], file.with_suffix(".png"))
+        if section.plot is not None:
+            section.plot(saved["found"], file.with_suffix(".png"))
         print(f"## {name} ({saved['seconds']} s)\n\n{text}", flush=True)
 
 

@@ -73,6 +73,17 @@ def table_nonlinearities(found: Found) -> str:
     return markdown(header, rows)
 
 
+def table_contrast(found: Found) -> str:
+    """Both of the paper's columns of FitNet-4 with ReLU and LSUV: it has one in each of two tables."""
+    papers = (published.STD["lsuv"], published.NONLINEARITIES["relu"])
+    titles = {"channel": "by channel", "contrast": "contrast", "padded": "contrast, padded"}
+    rows = [["root mean square of the images", *(f"{found[k]['rms']:.3f}" for k in titles), "", ""]]
+    for layer in LAYERS:
+        ours = [f"{found[k]['mean'][layer]:.3f} ± {found[k]['std'][layer]:.3f}" for k in titles]
+        rows.append([layer, *ours, *(f"{paper[layer]:.3f}" for paper in papers)])
+    return markdown(["layer", *titles.values(), "paper", "paper, again"], rows)
+
+
 def spreads(sizes: Found, size: int) -> tuple[float, float, float]:
     """Of the layers' scales over the draws: mean and largest relative spread; mean distance from the largest size's."""
     scales, reference = sizes[str(size)], sizes[str(BATCHES[-1])]

@@ -55,6 +55,7 @@ class Statistics:
 
 CIFAR10 = Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 MNIST = Statistics((0.1307,), (0.3081,))
+DIVIDED = Statistics((0.0,), (250 / 255,))  # the authors' MNIST: pixels times 0.004
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,29 @@ class Images:
         return len(self.labels)
 
     def normalized(self, which: slice | NDArray[np.int64]) -> Floats:
-        """Per-channel mean 0 and variance 1 (over the training set): the only preprocessing there is."""
+        """(pixels / 255 - mean) / std by channel, the only preprocessing: mean 0 and variance 1 over the training set
+        with the set's own statistics."""
         mean, std = (np.array(v, np.float32)[:, None, None] for v in (self.statistics.mean, self.statistics.std))
         return (self.pixels[which].astype(np.float32) / np.float32(255) - mean) / std
 
 
-def load(path: Path, name: str, split: str) -> Images:
+def contrast_normalized(pixels: NDArray[np.uint8]) -> Floats:
+    """Global contrast normalization: each image has mean 0 and standard deviation 1 over all channels and pixels."""
+    x = pixels.astype(np.float32)
+    x -= x.mean(axis=(1, 2, 3), keepdims=True)
+    x /= x.std(axis=(1, 2, 3), keepdims=True)
+    return x
+
+
+def cropped(images: Floats, border: int, seed: int) -> Floats:
+    """Each image shifted by up to `border` pixels either way, zeros where it was not."""
+    padded = np.pad(images, ((0, 0), (0, 0), (border, border), (border, border)))
+    high, wide = images.shape[2:]
+    corners = np.random.default_rng((seed, border)).integers(0, 2 * border + 1, (len(images), 2))
+    return np.stack([x[:, i : i + high, j : j + wide] for x, (i, j) in zip(padded, corners, strict=True)])
+
+
+def load(path: Path, name: str, split: str, statistics: Statistics | None = None) -> Images:
     """`name` is cifar10 or mnist, `split` train or test; `path` a directory, or the train file with test beside it."""
     folder = path if path.is_dir() else path.parent
     file = path if path.is_file() and split == "train" else folder / f"{name}_{split}.npz"
@@ -83,7 +101,8 @@ def load(path: Path, name: str, split: str) -> Images:
     with np.load(file) as arrays:
         pixels, labels = arrays["images"], arrays["labels"].astype(np.int64)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return Images(np.ascontiguousarray(pixels), labels, MNIST if name == "mnist" else CIFAR10)
+    statistics = statistics or (MNIST if name == "mnist" else CIFAR10)
+    return Images(np.ascontiguousarray(pixels), labels, statistics)
 
 
 def chosen(images: Images, count: int, seed: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Train the paper's networks from files that `lsuv init` wrote, and see which initializations learn.
 
     python benchmarks/train.py mnist  --mnist PATH      # FitNet-MNIST to the end: softmax and hinge, two seeds
+    python benchmarks/train.py authors --mnist PATH     # the same with the authors' own solver, three seeds
     python benchmarks/train.py grid   --cifar10 PATH    # FitNet-4 and FitResNet-4, initializations x non-linearities
     python benchmarks/train.py case   --cifar10 PATH    # FitNet-4 ReLU with LSUV and as build.py left it
     python benchmarks/train.py bn     --cifar10 PATH    # LSUV against batch normalization, by wall-clock time
@@ -17,9 +18,9 @@ The recipe is the authors' (github.com/ducha-aiki/LSUVinit, examples/lsuv): SGD 
 0.01, weight decay 0.0005 (CIFAR-10: not on biases), CIFAR-10 mirrored and shifted by up to 4 pixels, no gradient
 clipping; MNIST in batches of 64 with dropout 0.3 before the classifier. Different here: images normalized per channel,
 where the authors have global contrast normalization (MNIST: a division by 250); SGD for MNIST too, where their files
-have RMSProp; and, because these runs are about the first epoch, CIFAR-10 in batches of 64, not 128, and without the
-dropout of 0.2 (on the images, behind the poolings and before the classifier) that their files have and the paper's text
-does not mention: `--batch-size 128 --dropout 0.2` has both.
+have RMSProp (`authors` has RMSProp and the division); and, because these runs are about the first epoch, CIFAR-10 in
+batches of 64, not 128, and without the dropout of 0.2 (on the images, behind the poolings and before the classifier)
+that their files have and the paper's text does not mention: `--batch-size 128 --dropout 0.2` has both.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ import numpy as np
 import pipeline
 from numpy.typing import NDArray
 from pipeline import Images
-from runs import ACTIVATIONS, NETWORKS, Run, State, bn_runs, case_runs, grid_runs, mnist_runs
-from train_tables import tables
+from runs import ACTIVATIONS, AUTHORS, NETWORKS, Run, State, authors_runs, bn_runs, case_runs, grid_runs, mnist_runs
+from train_tables import SHOWN, tables
 
 CHECKPOINT_SECONDS = 120
 
@@ -114,6 +115,18 @@ def loss_of(run: Run) -> Callable[[Any, Any], Any]:
     return hinge
 
 
+def optimizer_of(run: Run, module: Any) -> Any:
+    import torch
+
+    with_decay = [p for p in module.parameters() if run.decay_biases or p.ndim > 1]
+    without = [p for p in module.parameters() if not run.decay_biases and p.ndim <= 1]
+    groups = [{"params": with_decay, "weight_decay": run.decay}, {"params": without, "weight_decay": 0.0}]
+    groups = [g for g in groups if g["params"]]
+    if run.optimizer == "rmsprop":
+        return torch.optim.RMSprop(groups, lr=run.rate, alpha=run.rms_decay, eps=1e-8)
+    return torch.optim.SGD(groups, lr=run.rate, momentum=0.9)
+
+
 def load_module(run: Run, work: Path, data: Images, threads: int) -> tuple[Any, dict[str, Any]]:
     """The whole road: build.py, `lsuv init`, onnx2torch; then dropout, which the inference graphs leave out."""
     import torch
@@ -170,8 +183,7 @@ class Trainer:
             return False
         saved = json.loads(self.file.read_text())
         if not self.run.same_start(saved["run"]):
-            changed = {k for k, v in self.run.settings().items() if saved["run"].get(k) != v}
-            what = ", ".join(sorted(changed))
+            what = ", ".join(sorted(self.run.changed(saved["run"])))
             raise SystemExit(f"{self.file.name} holds a run with other settings ({what}): delete it to start anew")
         known = saved["outcome"] == "diverged" or (undecided and saved["outcome"] == "converged")
         return known or saved["iteration"] >= self.run.iterations
@@ -183,10 +195,7 @@ class Trainer:
         run, state = self.run, self.state
         module, self.report = load_module(run, self.work, self.data.train, self.threads)
         module.train()
-        with_decay = [p for p in module.parameters() if run.decay_biases or p.ndim > 1]
-        without = [p for p in module.parameters() if not run.decay_biases and p.ndim <= 1]
-        groups = [{"params": with_decay, "weight_decay": run.decay}, {"params": without, "weight_decay": 0.0}]
-        optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=run.rate, momentum=0.9)
+        optimizer = optimizer_of(run, module)
         if self.checkpoint.is_file():
             saved = torch.load(self.checkpoint, weights_only=False)
             if run.same_start(saved["run"]):
@@ -281,8 +290,9 @@ def train_all(runs: Sequence[Run], given: argparse.Namespace) -> None:
     )
 
     dataset = runs[0].dataset if runs else "cifar10"
-    path = given.mnist if dataset == "mnist" else given.cifar10
-    data = Data(pipeline.load(path, dataset, "train"), pipeline.load(path, dataset, "test"))
+    path: Path = given.mnist if dataset == "mnist" else given.cifar10
+    statistics = pipeline.DIVIDED if runs and runs[0].images == "divided" else None
+    data = Data(*(pipeline.load(path, dataset, split, statistics) for split in ("train", "test")))
     interruption = Interruption()
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 110)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -360,6 +370,7 @@ def command_line() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("mnist", "FitNet-MNIST maxout to the end"),
+        ("authors", "FitNet-MNIST maxout with the authors' own solver"),
         ("grid", "FitNet-4 and FitResNet-4 on CIFAR-10, 32 runs"),
         ("case", "FitNet-4 ReLU with and without LSUV"),
         ("bn", "LSUV against batch normalization"),
@@ -367,30 +378,38 @@ def command_line() -> argparse.ArgumentParser:
         ("tables", "tables and plots from the saved runs"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("-o", "--output", type=Path, default=pipeline.RESULTS / "train", help="results as JSON")
+        mnist, folder = name in ("mnist", "authors"), "train_authors" if name == "authors" else "train"
         if name == "tables":
+            folders = [pipeline.RESULTS / folder for folder in ("train", *SHOWN)]
+            command.add_argument("-o", "--output", type=Path, nargs="+", default=folders, help="folders with results")
             continue
+        command.add_argument("-o", "--output", type=Path, default=pipeline.RESULTS / folder, help="results as JSON")
         command.add_argument("--work", type=Path, default=pipeline.WORK, help="models and checkpoints")
         if name == "time":
             command.add_argument("--repeats", type=int, default=3)
             continue
-        data = "mnist" if name == "mnist" else "cifar10"
+        data = "mnist" if mnist else "cifar10"
         command.add_argument(f"--{data}", type=Path, required=True, metavar="PATH", help=f"directory with {data}_*.npz")
         command.add_argument("--threads", type=int, default=1)
-        # 14,055 iterations of 64 are 15 epochs of MNIST; 200 are 0.64 epochs of 20,000 images.
-        default = 14055 if name == "mnist" else 200
+        # 937 iterations of 64 are an epoch of MNIST; 200 are 0.64 epochs of 20,000 images. The authors have 50,000.
+        default = {"mnist": 15 * 937, "authors": 8 * 937}.get(name, 200)
         command.add_argument("--iterations", type=int, default=default, help=f"of each run; default {default}")
         command.add_argument("--batch-size", type=int, default=64)
         command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
         command.add_argument("--shard", type=shard, default=(1, 1), metavar="K/N", help="the K-th of N parts")
         command.add_argument("--undecided", action="store_true", help="let converged runs be")
         command.add_argument("--list", action="store_true", help="the names of the runs, and do nothing")
-        if name == "mnist":
-            command.add_argument("--seeds", type=int, default=2)
+        if mnist:
+            command.add_argument("--seeds", type=int, default=3 if name == "authors" else 2)
         else:
             command.add_argument("--seed", type=int, default=0, help="of the weights and of all else that is random")
             command.add_argument("--rate", type=float, default=0.01, help="learning rate; with another -o than 0.01's")
             command.add_argument("--dropout", type=float, default=0.0, help="with another -o than 0's")
+        if name == "authors":
+            command.add_argument("--optimizer", choices=("rmsprop", "sgd"), default=AUTHORS["optimizer"])
+            command.add_argument("--rms-decay", type=float, default=AUTHORS["rms_decay"])
+            command.add_argument("--rate", type=float, default=AUTHORS["rate"], help="learning rate")
+            command.add_argument("--images", choices=("divided", "normalized"), default=AUTHORS["images"])
         if name == "bn":
             command.add_argument("--activation", choices=ACTIVATIONS, default="relu")
     return parser
@@ -399,17 +418,20 @@ def command_line() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = command_line().parse_args(arguments)
     if given.command == "tables":
-        tables(given.output)
+        for folder in given.output:
+            tables(folder)
         return
     if given.command == "time":
         measure_time(given)
         return
     chosen: dict[str, Any] = {"iterations": given.iterations, "batch_size": given.batch_size}
-    if given.command != "mnist":
+    if given.command not in ("mnist", "authors"):
         chosen |= {"seed": given.seed, "rate": given.rate, "dropout": given.dropout}
     match given.command:
         case "mnist":
             runs = mnist_runs(given.seeds, **chosen)
+        case "authors":
+            runs = authors_runs(given.seeds, **chosen, **{option: getattr(given, option) for option in AUTHORS})
         case "grid":
             runs = grid_runs(**chosen)
         case "case":

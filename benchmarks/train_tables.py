@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,14 @@ import pipeline
 import published
 from pipeline import markdown
 from published import TITLES
-from runs import ACTIVATIONS, INITS, NETWORKS
+from runs import ACTIVATIONS, AUTHORS, INITS, NETWORKS
 
+README = pipeline.ROOT / "benchmarks" / "README.md"
+# Folders whose table `tables` writes into the README too, with the sentence before it.
+SHOWN = {
+    "train_authors": "Test errors at the end of these runs, and on the way:",
+    "train_authors_tried": "Short runs with LSUV and one setting that is not theirs, beside theirs, with seed 0:",
+}
 COLOURS = {init: f"C{k}" for k, init in enumerate(INITS)}
 
 
@@ -53,18 +60,39 @@ def table_grid(network: str, runs: dict[str, dict[str, Any]]) -> str:
     return text + ("\nDifferent from the paper:\n\n- " + "\n- ".join(differs) + "\n" if differs else "")
 
 
-def table_mnist(runs: dict[str, dict[str, Any]]) -> str:
+def last_error(found: dict[str, Any]) -> float:
+    return float(100 * (1 - found["tests"][-1]["accuracy"]))
+
+
+def table_mnist(runs: dict[str, dict[str, Any]], recipe: str = "mnist") -> str:
+    """`recipe` is what the names of its runs begin with: mnist or authors."""
     rows = []
     for (init, loss), paper in published.MNIST.items():
-        found = [r for name, r in runs.items() if name.startswith(f"mnist-{init}-{loss}-") and r["tests"]]
-        whole = [r for r in found if r["iteration"] >= r["run"]["iterations"]]
-        errors = [100 * (1 - r["tests"][-1]["accuracy"]) for r in whole]
-        each = ", ".join(f"{e:.2f}" for e in errors) or "not finished"
+        found = [r for name, r in runs.items() if re.fullmatch(rf"{recipe}-{init}-{loss}-s\d+", name)]
+        ends = {r["run"]["seed"]: r for r in found if r["iteration"] >= r["run"]["iterations"]}
+        errors = [last_error(ends[seed]) for seed in sorted(ends)]
+        each = [f"{e:.2f}" for e in errors] + [f"diverged at {n}" for r in found if (n := r["diverged_at"])]
         mean = f"{statistics.fmean(errors):.3f}" if errors else ""
-        minutes = f"{statistics.fmean(r['seconds'] for r in whole) / 60:.0f}" if whole else ""
-        rows.append([f"{TITLES[init]}, {loss}", f"{paper:.2f}", each, mean, minutes])
-    header = ["", "paper, error %", "ours, error % by seed", "mean", "minutes each"]
-    return "### MNIST, FitNet-MNIST maxout\n\n" + markdown(header, rows)
+        minutes = f"{statistics.fmean(r['cpu_seconds'] for r in ends.values()) / 60:.0f}" if errors else ""
+        rows.append([f"{TITLES[init]}, {loss}", f"{paper:.2f}", ", ".join(each) or "not finished", mean, minutes])
+    header = ["", "paper, error %", "ours, error % by seed", "mean", "core minutes each"]
+    title = {"mnist": "MNIST, FitNet-MNIST maxout", "authors": "MNIST, FitNet-MNIST maxout, the authors' solver"}
+    return f"### {title[recipe]}\n\n" + markdown(header, rows)
+
+
+def table_tried(runs: dict[str, dict[str, Any]]) -> str:
+    """Short runs with a setting in place of the authors', beside theirs."""
+    rows = []
+    for found in runs.values():
+        run, diverged = found["run"], found["diverged_at"]
+        other = [f"{k.replace('_', ' ')} {run[k]}" for k, v in AUTHORS.items() if run[k] != v]
+        loss = "" if diverged or found["recent_loss"] is None else f"{found['recent_loss']:.3f}"
+        error = f"diverged at {diverged}" if diverged else f"{last_error(found):.2f}"
+        cell = f"{TITLES[run['init']]}, {run['loss']}"
+        rows.append([cell, ", ".join(other) or "theirs", str(found["iteration"]), loss, error])
+    rows.sort(key=lambda row: (row[1] != "theirs", row[1], row[0]))
+    header = ["", "settings", "iterations", "training loss", "test error, %"]
+    return "### MNIST, what was tried\n\n" + markdown(header, rows)
 
 
 def table_bn(runs: dict[str, dict[str, Any]]) -> str:
@@ -146,12 +174,12 @@ def plot_bn(runs: dict[str, dict[str, Any]], folder: Path) -> None:
     pipeline.figure(folder / "bn.png", 1, 2, draw)
 
 
-def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path, recipe: str = "mnist") -> None:
     def draw(axes: Any) -> None:
         for name, found in runs.items():
-            if name.startswith("mnist-"):
+            if name.startswith(f"{recipe}-"):
                 pairs = [(t["iteration"], 100 * (1 - t["accuracy"])) for t in found["tests"]]
-                init, loss, seed = name.removeprefix("mnist-").split("-")
+                init, loss, seed = name.removeprefix(f"{recipe}-").split("-")
                 style = {"color": COLOURS[init], "linestyle": "-" if loss == "softmax" else ":"}
                 _curve(axes[0][0], pairs, f"{TITLES[init]}, {loss}, seed {seed[1:]}", **style)
         _finish(axes[0][0], "FitNet-MNIST, maxout", "iteration", "test error, %")
@@ -159,23 +187,65 @@ def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path) -> None:
     pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
 
 
-def tables(folder: Path) -> None:
-    runs = saved_runs(folder)
-    parts = []
-    if any(name.startswith("mnist-") for name in runs):
-        parts.append(table_mnist(runs))
-        plot_mnist(runs, folder)
+def are_trials(folder: Path) -> bool:
+    """Whether the folder's runs are short ones, of other settings than the authors' beside theirs."""
+    return folder.name == "train_authors_tried"
+
+
+def text_of(folder: Path) -> str:
+    """All tables that the runs of a folder give."""
+    runs, parts = saved_runs(folder), []
+    for recipe in ("mnist", "authors"):
+        names = [name for name in runs if name.startswith(f"{recipe}-")]
+        if names:
+            parts.append(table_tried(runs) if are_trials(folder) else table_mnist(runs, recipe))
+    parts += [table_grid(n, runs) for n in NETWORKS if any(name.startswith(f"{n}-") for name in runs)]
+    if any(name.startswith("bn-") for name in runs):
+        parts.append(table_bn(runs))
+    hours = sum(r["seconds"] for r in runs.values()) / 3600
+    parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
+    return "\n".join(parts)
+
+
+def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    for recipe in ("mnist", "authors"):
+        if any(name.startswith(f"{recipe}-") for name in runs):
+            plot_mnist(runs, folder, recipe)
     for network in NETWORKS:
         if any(name.startswith(f"{network}-") for name in runs):
-            parts.append(table_grid(network, runs))
             plot_curves(network, runs, folder)
     if "fitnet4-relu-given" in runs:
         plot_case(runs, folder)
     if any(name.startswith("bn-") for name in runs):
-        parts.append(table_bn(runs))
         plot_bn(runs, folder)
-    hours = sum(r["seconds"] for r in runs.values()) / 3600
-    parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
-    text = "\n".join(parts)
+
+
+def part_of_readme(folder: str, text: str) -> str:
+    """A folder's sentence, table and plot."""
+    rows = "".join(line + "\n" for line in text.splitlines() if line.startswith("|"))
+    plot = f"\n![](results/{folder}/mnist.png)\n" if folder == "train_authors" else ""
+    return f"\n{SHOWN[folder]}\n\n{rows}{plot}\n"
+
+
+def with_part(readme: str, folder: str, part: str) -> str:
+    """The README with what stands between the folder's two marks replaced."""
+    begin, end = f"<!-- {folder} -->\n", f"<!-- end of {folder} -->\n"
+    before, found, rest = readme.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"benchmarks/README.md has no lines {begin.strip()} and {end.strip()} for the table")
+    return before + begin + part + end + after
+
+
+def tables(folder: Path) -> None:
+    runs = saved_runs(folder)
+    if not runs:
+        return
+    text = text_of(folder)
     pipeline.write_text(folder / "tables.md", text)
     print(text)
+    if not are_trials(folder):
+        plots(runs, folder)
+    if folder.parent == pipeline.RESULTS and folder.name in SHOWN:
+        part = part_of_readme(folder.name, text)
+        pipeline.write_text(README, with_part(README.read_text(), folder.name, part))

@@ -46,7 +46,10 @@ REPEATS = 12  # of models that draw numbers
 GOOD_REASONS = (
     "no input of the model reaches it",
     "computed from the input",
-    "(--tied skip)",
+    "tied='skip'",
+    "--tied skip",
+    "drawn or dropped at random",
+    "chosen by If",
     "the layer is inside a function of the model",
     "a constant inside a function of the model",
     "computed inside a function of the model",
@@ -202,15 +205,19 @@ class Judge:
             self.compare(flat, truth)
 
     def tied(self, flat: onnx.ModelProto, weight: str, uses: list[tuple[Any, str]]) -> None:
-        """A shared weight is right if all its uses taken together have the target, or those that it was scaled for."""
+        """A shared weight is right if all its uses together have the target, or its live ones, or the deciding ones."""
         target, tol = self.case.settings.get("target_variance", 1.0), self.case.settings.get("tol", 0.01)
         scaled = [name for entry, name in uses if entry.variance_at_turn is not None]
         found = [
-            flat_models.pooled(flat, self.case.batches, names) for names in ([n for _, n in uses], scaled) if names
+            flat_models.pooled(flat, self.case.batches, names)
+            for names in ([n for _, n in uses], scaled, [n for e, n in uses if e.variance])
+            if names
         ]
         allowed = tol + ALLOWANCE[TensorProto.FLOAT16 if self.is_half() else TensorProto.FLOAT]
         if not any(abs(variance / target - 1) <= allowed for variance in found):
-            self.find("tied", weight, f"true {found} target {target} tol {tol}, all uses and those it was scaled for")
+            self.find(
+                "tied", weight, f"true {found} target {target} tol {tol}, all uses, those it was scaled for, live ones"
+            )
 
     def compare(self, flat: onnx.ModelProto, truth: dict[str, list[float]]) -> None:
         """onnxruntime's variances against those of onnx's reference evaluator in float64."""
@@ -235,7 +242,7 @@ class Judge:
             named = [
                 k
                 for k in sorted(free)
-                if found[k].node.op_type == entry.op and entry.name in (found[k].node.name, found[k].node.output[0])
+                if found[k].node.op_type == entry.op and self.is_called(found[k].node, entry.name)
             ]
             if len(named) == 1:
                 free.remove(named[0])
@@ -248,6 +255,11 @@ class Judge:
             if same:
                 free.remove(same[0])
                 yield same[0], entry
+
+    def is_called(self, node: onnx.NodeProto, name: str) -> bool:
+        """Whether a report's name is a node's, or its output's; inside a branch that is taken, behind the If's name."""
+        own = [node.name, node.output[0]]
+        return name in own or any(known and name.endswith(f"/{known}") for known in own)
 
     def entry(self, entry: Any, layer: Layer, flat: onnx.ModelProto, truth: dict[str, list[float]]) -> str:
         """Judge one line of the report; gives the value that it seems to mean."""
