@@ -138,6 +138,22 @@ def test_batch_normalization_in_training_mode_is_not_spoilt_by_equal_tensors():
     assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))
 
 
+def test_running_statistics_that_a_layer_reads():
+    """onnxruntime keeps them in the session from run to run."""
+    ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
+    proto = model("""g (float[N,8,4] x) => (y, a, m) {
+        a, m, n = BatchNormalization<training_mode=1>(x, s, b, mean, var) y = MatMul(n, w) }""",
+                  w=normal(8, 8), s=ones, b=zeros, mean=zeros, var=2 * ones)  # fmt: skip
+    batches = [{"x": (3 + k) * normal(6, 8, 4, seed=k)} for k in range(3)]
+    result = initialize(proto, batches)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(result.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    runs = [session.run(["y"], feeds)[0] for feeds in batches]
+    assert near_one({"y": np.concatenate(runs).astype(np.float64).var()})
+    assert statuses(result) == {"y": "ok"}
+
+
 def test_a_transposed_matrix_times_a_vector():
     """onnxruntime's fusion of the two computes something else."""
     proto = model("g (float[N,15] x) => (y) { t = Transpose<perm=[1,0]>(x) y = MatMul(t, w) }", w=normal(2))

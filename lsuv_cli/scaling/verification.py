@@ -28,7 +28,7 @@ from lsuv_cli.errors import ModelError
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.flatten import STANDARD_DOMAINS
-from lsuv_cli.model.graph import OLDEST_OPSET, Graph
+from lsuv_cli.model.graph import OLDEST_OPSET, Graph, attribute
 from lsuv_cli.model.layers import CONVOLUTIONS, Layer
 from lsuv_cli.model.prepare import Look
 from lsuv_cli.model.random_ops import is_random
@@ -133,6 +133,7 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.prefix = own_prefix(look.graph)
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
+        self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
         self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
@@ -163,7 +164,7 @@ class _Measuring:
         while True:
             session = Session(self._model(stage, gauges), self.needs.device)
             checked = self._checked(stage, session, gauges)
-            if self.random:  # the few samples have used up random numbers that belong to the first batch
+            if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
             moments = dict(zip(gauges, self.runner.run(index, session), strict=True))
             doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
@@ -287,7 +288,7 @@ class _Measuring:
             here = self.raw.get(name, array)
             if not (np.isfinite(array).all() and np.isfinite(here).all()):
                 warnings.append(f"the output {name!r} has Inf or NaN on the first samples")
-            elif not self.random and not self.retype and not _same(array, here):
+            elif not (self.random or self.trains or self.retype) and not _same(array, here):
                 raise ModelError(
                     f"the working copy of the model gives another {name!r} than the file itself; nothing is called ok. "
                     "Please report it, with the model if you can"
