@@ -45,10 +45,10 @@ def judge(moments: Moments | None, settings: Settings) -> Status:
 
 
 def of_measurement(
-    graph: Graph, every: LayerSet, chosen: LayerSet, findings: Findings, settings: Settings | None
+    graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
 ) -> list[LayerReport]:
     """The entries of a model as it stands, judged by the settings, or not at all."""
-    wanted = {layer.output for layer in chosen.layers}
+    wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
@@ -114,13 +114,13 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     return status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], found: LayerSet, recurrent: Status) -> list[LayerReport]:
+def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:
     """Layers, skipped nodes and recurrent ones in the order of execution."""
-    known = {layer.node for layer in found.layers} | {item.node for item in found.recurrent}
+    known = {layer.node for layer in layer_set.layers} | {item.node for item in layer_set.recurrent}
     entries = [
         *entries,
-        *((item.node, _skipped(item)) for item in found.skipped if item.node not in known),
-        *((item.node, _recurrent(item, recurrent)) for item in found.recurrent),
+        *((item.node, _skipped(item)) for item in layer_set.skipped if item.node not in known),
+        *((item.node, _recurrent(item, recurrent)) for item in layer_set.recurrent),
     ]
     return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
 

@@ -54,7 +54,7 @@ class LayerReport:
     variance: float | None = None  # in the written file
     variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None
-    dead: float | None = None  # share of the units that are never above zero, where a ReLU follows
+    dead: float | None = None  # fraction of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -109,8 +109,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; numbers that JSON has no word for become null."""
-        found = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
-        plain = _plain(found)
+        fields = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
+        plain = _plain(fields)
         assert isinstance(plain, dict)
         return plain
 

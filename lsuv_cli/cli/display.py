@@ -162,12 +162,12 @@ def carried(account: Carried) -> str:
 
 
 def _facts(report: Report) -> str:
-    found = [f"{report.samples} samples" if report.samples else ""]
-    found += ["random data" if report.data == "random" else "", report.device]
-    found.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
-    found.append(_plural(report.trials, "trial") if report.trials > 1 else "")
-    found.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
-    return "; ".join(fact for fact in found if fact)
+    facts = [f"{report.samples} samples" if report.samples else ""]
+    facts += ["random data" if report.data == "random" else "", report.device]
+    facts.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
+    facts.append(_plural(report.trials, "trial") if report.trials > 1 else "")
+    facts.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
+    return "; ".join(fact for fact in facts if fact)
 
 
 def _plural(count: int, noun: str) -> str:
@@ -220,7 +220,7 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        called = ", ".join(tables.cut(printable(name), console.width).rstrip() for name in shown)
+        called = ", ".join(tables.elided(printable(name), console.width).rstrip() for name in shown)
         text = f"{called}{more}: {shortened(note)}"
         wrapper = textwrap.TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
         wrapper.initial_indent, wrapper.subsequent_indent = "  ", "    "

@@ -1,4 +1,4 @@
-"""The picture of a report: variance per layer in the order of execution, on a log scale."""
+"""The plot of a report: variance per layer in the order of execution, on a log scale."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def of_report(report: Report) -> Series:
     """The variances that one run measured: as given, after pre-init alone, after LSUV."""
     if report.command != "init":
         return {"as given": [layer.variance for layer in report.layers]}
-    found = {
+    series = {
         "as given": [layer.variance_given for layer in report.layers],
         "pre-initialized, when its turn came": [layer.variance_at_turn for layer in report.layers],
         "after LSUV" if report.settings["rescale"] else "pre-initialized": [layer.variance for layer in report.layers],
     }
-    return {label: values for label, values in found.items() if any(v is not None for v in values)}
+    return {label: values for label, values in series.items() if any(v is not None for v in values)}
 
 
 def of_comparison(reports: Mapping[str, Report]) -> Series:
@@ -47,7 +47,7 @@ def of_comparison(reports: Mapping[str, Report]) -> Series:
 
 
 def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol: float, title: str) -> None:
-    """Write the picture. Up to 40 layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
+    """Write the plot. Up to 40 layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
     import matplotlib
 
     matplotlib.use("Agg")  # no screen needed

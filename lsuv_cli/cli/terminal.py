@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any
 from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
+from lsuv_cli.progress import Listener
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Listener = Callable[[str, int, int], None]
 LONGEST = 800  # characters of a complaint
 
 

@@ -32,8 +32,8 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the model's input wants of a picture."""
+class ImageLayout:
+    """What the model's input wants of an image."""
 
     channels: int
     height: int
@@ -68,7 +68,7 @@ def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
     return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in files]
 
 
-def _layout(spec: InputSpec, options: ImageOptions) -> Layout:
+def _layout(spec: InputSpec, options: ImageOptions) -> ImageLayout:
     shape = spec.shape
     if shape is None or len(shape) != 4:
         raise DataError(f"pictures do not fit input {spec.name!r} {spec.wanted}; it wants 4 axes, (N, C, H, W)")
@@ -80,21 +80,21 @@ def _layout(spec: InputSpec, options: ImageOptions) -> Layout:
     if height is None or width is None:
         raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of a picture open; give it with `size`")
     assert isinstance(channels, int)
-    return Layout(channels, height, width, last, spec.fed_dtype)
+    return ImageLayout(channels, height, width, last, spec.fed_dtype)
 
 
-def _decoded(file: Path, layout: Layout, options: ImageOptions) -> Array:
+def _decoded(file: Path, layout: ImageLayout, options: ImageOptions) -> Array:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file) as opened:
-            picture = opened.convert("L" if layout.channels == 1 else "RGB")
+            image = opened.convert("L" if layout.channels == 1 else "RGB")
     except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as problem:
         raise DataError(f"{file}: cannot be read as a picture ({problem})") from None
-    enough = max(layout.height / picture.height, layout.width / picture.width)
-    scale = max(enough, options.size / min(picture.size)) if options.size else enough
-    sides = (max(layout.width, round(picture.width * scale)), max(layout.height, round(picture.height * scale)))
-    resized = np.asarray(picture.resize(sides, Image.Resampling.BILINEAR))
+    enough = max(layout.height / image.height, layout.width / image.width)
+    scale = max(enough, options.size / min(image.size)) if options.size else enough
+    sides = (max(layout.width, round(image.width * scale)), max(layout.height, round(image.height * scale)))
+    resized = np.asarray(image.resize(sides, Image.Resampling.BILINEAR))
     top, left = (sides[1] - layout.height) // 2, (sides[0] - layout.width) // 2
     cropped = resized[top : top + layout.height, left : left + layout.width].reshape(layout.height, layout.width, -1)
     if layout.dtype.kind == "f":

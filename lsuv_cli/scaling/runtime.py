@@ -165,8 +165,8 @@ def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int
     }
     names = [o.name for o in session.get_outputs()]
     with translated():
-        found = session.run_with_ort_values(names, values)
-    return {name: to_numpy(value) for name, value in zip(names, found, strict=True) if value.is_tensor()}
+        fetched = session.run_with_ort_values(names, values)
+    return {name: to_numpy(value) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
 
 
 def open_without_weights(model: onnx.ModelProto) -> None:
@@ -339,15 +339,15 @@ class Frontier:
 
     def types(self, names: Sequence[str]) -> dict[str, TypeProto]:
         """The types of waiting values, as a graph input declares them."""
-        found = {}
+        types = {}
         for name in names:
             value = self.kept[0][name]
             shape = self._shape(name)
             if isinstance(value, Spilled):
-                found[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
+                types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
             else:
-                found[name] = _type_of(value, shape)
-        return found
+                types[name] = _type_of(value, shape)
+        return types
 
     def _shape(self, name: str) -> list[int | None] | None:
         """The dimensions that are the same in all batches; None if even their number is not."""

@@ -59,14 +59,14 @@ SHAPE_TAKERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelMoments:
     """Every layer's moments, by its output, and what is to be said about the model."""
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> Measured:
+def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> ModelMoments:
     """Measure every layer of a model as it stands."""
     try:
         return _measure(file, look, needs, units)
@@ -78,7 +78,7 @@ def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) ->
         return _measure(file, look, replace(needs, few=whole), units)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> Measured:
+def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -138,21 +138,21 @@ class _Measuring:
         self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
 
-    def run(self, outputs: Mapping[str, Array]) -> Measured:
-        found: dict[str, Moments] = {}
+    def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
+        moments: dict[str, Moments] = {}
         self.compared = list(outputs)
         try:
             for index, stage in enumerate(self.plan.stages):
-                found |= self._piece(index, stage)
+                moments |= self._piece(index, stage)
                 self.runner.forget(index)
                 self.few.forget(index)
         finally:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = self._noise(found)
-        found = {name: replace(m, noise=name in noise) for name, m in found.items()}
-        return Measured(found, tuple(warnings))
+        noise = self._noise(moments)
+        moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
+        return ModelMoments(moments, tuple(warnings))
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; carefully where the fast form is not good enough."""
@@ -291,9 +291,9 @@ class _Measuring:
                 )
         return warnings
 
-    def _noise(self, found: Mapping[str, Moments]) -> set[str]:
+    def _noise(self, moments: Mapping[str, Moments]) -> set[str]:
         """The layers whose output is nothing but rounding, where any layer makes one think of that."""
-        suspicious = [x for x in self.layers if x.output in found and self._tiny_input(x, found[x.output])]
+        suspicious = [x for x in self.layers if x.output in moments and self._tiny_input(x, moments[x.output])]
         if not suspicious or len(self.plan.stages) > 1:
             return set()
         outputs = [layer.output for layer in self.layers]
@@ -346,7 +346,7 @@ def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
     for batch in batches:
         for name, array in batch.items():
             shapes.setdefault(name, set()).add(np.shape(array)[first_axis:])
-    return all(len(found) == 1 for found in shapes.values())
+    return all(len(seen) == 1 for seen in shapes.values())
 
 
 def _makes_shapes(graph: Graph) -> bool:
