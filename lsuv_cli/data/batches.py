@@ -90,7 +90,7 @@ def read(
     limit: int | None = None,
     image_options: ImageOptions | None = None,
 ) -> Calibration:
-    """The data in files: each source is an .npy or .npz file, a directory of them or of pictures, or NAME=PATH."""
+    """The data in files: each source is an .npy or .npz file, a directory of them or of images, or NAME=PATH."""
     by_input: dict[str, list[StoredArray]] = {}
     unused: dict[str, str] = {}
     for source in sources:

@@ -261,9 +261,9 @@ def match(
 
 
 def taking_images(name: str | None, inputs: Sequence[InputSpec], source: str) -> InputSpec:
-    """The input that a directory of pictures is for."""
+    """The input that a directory of images is for."""
     if name is None and len(inputs) != 1:
-        raise DataError(f"{source}: pictures are for one input; say which with NAME={source}; {_listed(inputs)}")
+        raise DataError(f"{source}: images are for one input; say which with NAME={source}; {_listed(inputs)}")
     return next(spec for spec in inputs if name in {None, spec.name})
 
 

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
-# TF32 makes variances depend on the card. The exhaustive search would be paid again for every stage and shape.
+# TF32 makes variances depend on the card. The exhaustive search would run again for every stage and shape.
 CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
 
 # onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load
