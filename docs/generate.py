@@ -37,7 +37,7 @@ Exit codes, the same for all commands:
 | code | meaning |
 |---:|---|
 | 0 | done |
-| 1 | done, but some layer is outside the tolerance, no layer at all was initialized, or some tensor has no way into the weights file |
+| 1 | done, but some layer is outside the tolerance, no layer was initialized, or a tensor has no way into `--weights` |
 | 2 | the request or an input is wrong; nothing was written for it |
 | 130 | interrupted; the line on stderr says whether anything was written |
 
@@ -165,7 +165,7 @@ def figure() -> str:
     label(490, 84, "pending s<tspan class='sub' dy='3'>a</tspan><tspan dy='-3'>·s</tspan>"
           "<tspan class='sub' dy='3'>c</tspan>", "pending")  # fmt: skip
     label(490, 210, "pending s<tspan class='sub' dy='3'>b</tspan>", "pending")
-    label(586, 116, "first × pending scales", "pending")
+    label(586, 116, "pending scales first", "pending")
     label(490, 275, "the frontier: values that wait between stages", "caption")
     shapes.append('<line class="cut" x1="490" y1="20" x2="490" y2="258"/>')
     body = "\n".join(shapes)
