@@ -37,7 +37,7 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
             for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
             "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
-_DRAWN = """drawn: images of the report that the caller is going to write, paths by a name for messages. No output may
+_DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
             be an input or another output, and these are checked with them."""
 
 
@@ -213,7 +213,9 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except Exception as problem:
+    except (
+        Exception
+    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

@@ -1,4 +1,4 @@
-"""What happened to each layer, judged and put into words for the report."""
+"""The report's entry for each layer: its status (|variance / target - 1| <= tol is ok), its numbers, its notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about the layers, by their outputs."""
+    """The measurements of all layers, by the names of their outputs."""
 
     plan: Plan
     verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the model looked at
@@ -35,7 +35,7 @@ class Findings:
 
 
 def judge(moments: Moments | None, settings: Settings) -> Status:
-    """Whether a layer's output has the variance it should have."""
+    """The status of a measured layer: ok if |variance / target - 1| <= tol."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
     if moments.variance == 0.0 or moments.noise:

@@ -16,14 +16,14 @@ SCHEMA = "lsuv-report/1"
 class Status(StrEnum):
     """How a layer ended. All but the first six make the exit code 1."""
 
-    OK = "ok"  # within the tolerance, or as given where nothing was asked of it
-    PLANNED = "planned"  # --dry-run
+    OK = "ok"  # within the tolerance
+    PLANNED = "planned"  # a layer that is not judged: --dry-run, inspect
     PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
-    TIED = "tied"  # shares its weight, which has the right scale for all uses taken together or for an earlier one
+    TIED = "tied"  # one weight, several layers: this one is outside, those that decide the scale are within together
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
-    OUTSIDE = "outside"  # outside the tolerance
-    DEAD = "dead"  # its output has no variance
+    OUTSIDE = "outside"  # outside the tolerance, or optimized and unoptimized runs differ
+    DEAD = "dead"  # its output has no variance, or is nothing but rounding
     NOT_FINITE = "non-finite"  # Inf or NaN in its output or weight
     UNREACHABLE = "unreachable"  # the kept bias alone has too much variance
     OVERFLOW = "overflow"  # the scaled weight does not fit its type

@@ -319,8 +319,7 @@ def run(args: Sequence[str] | None) -> None:
         reason = getattr(problem, "strerror", None)
         terminal.complain(f"standard output cannot be written: {reason}" if reason else str(problem))
         code = int(ExitCode.BAD_REQUEST)
-    except Exception as problem:
-        # Click's errors have no name that holds in every version of typer.
+    except Exception as problem:  # click's errors have no name that holds in every version of typer
         if not hasattr(problem, "format_message"):
             raise
         context = getattr(problem, "ctx", None)

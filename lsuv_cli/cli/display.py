@@ -24,6 +24,7 @@ TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64
 PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "external": "ext"}
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
+RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
 NAMED = 3  # tensors that the summary names
 
@@ -244,7 +245,7 @@ def _decades(variance: float | None, target: float) -> float:
 def _shade(decades: float) -> str:
     if math.isnan(decades):
         return "red"
-    return "green" if abs(decades) <= 0.05 else "yellow" if abs(decades) <= 1 else "red"
+    return "green" if abs(decades) <= RIGHT else "yellow" if abs(decades) <= 1 else "red"
 
 
 def _variance(variance: float | None, target: float) -> Text:
@@ -256,7 +257,7 @@ def _bar(variance: float | None, target: float) -> Text:
     decades = _decades(variance, target)
     if math.isnan(decades):
         return Text("" if variance is None else "    │", style="red")
-    cells = min(BAR, math.ceil(abs(decades) - 0.05)) if math.isfinite(decades) else BAR
+    cells = min(BAR, math.ceil(abs(decades) - RIGHT)) if math.isfinite(decades) else BAR
     left, right = (cells, 0) if decades < 0 else (0, cells)
     return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=_shade(decades))
 

@@ -181,7 +181,7 @@ def errors(
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except typer.Exit:
         raise
-    except Exception as problem:
+    except Exception as problem:  # the last resort: a person gets one line, whatever went wrong
         if os.environ.get("LSUV_DEBUG"):
             raise
         code, text = int(ExitCode.BAD_REQUEST), str(problem)

@@ -1,8 +1,8 @@
 """The cut: a graph becomes a short list of stages that together run it once.
 
 Layer L's output is s·y with s not known until y was measured, so whatever follows it has to wait, but for this: ReLU,
-pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale that is still *pending* can be carried
-through them, and through the next layer, whose own measurement it merely multiplies. So:
+pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale can stay *pending*
+through them, and through the next layer, whose measured output it merely multiplies. So:
 
 1. Every value gets a level and the layers whose scales are pending on it. Inputs and constants have level 0 and none.
 2. On a layer's output the scales of its input are pending, and its own.

@@ -1,4 +1,4 @@
-"""What a model does, measured in the model itself: every layer's mean and variance on all of the data.
+"""Verification: every layer's mean and variance on all of the data, measured in the model itself.
 
 1. The file is opened by onnxruntime as it is; what onnxruntime refuses is not called ok.
 2. A few samples run through the model without onnxruntime's optimizers; every layer's output is looked at as an array,
@@ -45,10 +45,13 @@ Array = NDArray[Any]
 
 # A model with more weights than this is verified in pieces, and opened without them.
 VERIFY_BYTES = 256 << 20
-# Where inputs of this size, relative to their outputs, may be nothing but rounding.
+# Root mean square of a layer's input below which the layer's output may be nothing but rounding.
 SUSPICIOUS_INPUT = 1e-4
-NUDGE = 1.0 + 2.0**-10
+NUDGE = 1.0 + 2.0**-10  # what data and weights are multiplied by to tell noise from a signal
 LEAST_CORRELATION = 0.7  # between a signal and the nudged one; noise has none
+# Optimized and unoptimized variances agree up to DISPUTE_ACCURACY times the accuracy, and the mean's rounding.
+DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
+SMALLEST_OUTPUT = 1e-30  # so that outputs of zeros can be compared
 SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
 # These make shapes that depend on the data, or take a shape as an input.
 SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
@@ -60,7 +63,7 @@ SHAPE_TAKERS = frozenset(
 
 @dataclass(frozen=True)
 class ModelMoments:
-    """Every layer's moments, by its output, and what is to be said about the model."""
+    """Layer output -> moments, and warnings about the model."""
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
@@ -199,7 +202,7 @@ class _Measuring:
             meter.add(numbers)
             here, there = meter.result(), gauge.sounding
             # A constant on the few samples, and a mean that dwarfs the spread, are seen up to rounding only.
-            slack = 10 * self.needs.accuracy * there.variance + 1e-9 * there.mean**2
+            slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
             agree = abs(here.variance - there.variance) <= slack or not (here.finite or math.isfinite(there.variance))
             if not agree and 0 not in there.shape:
                 disputed[name] = there.variance
@@ -301,7 +304,7 @@ class _Measuring:
         return {name for name in outputs if _correlation(self.raw[name], nudged[name]) < LEAST_CORRELATION}
 
     def _tiny_input(self, layer: Layer, moments: Moments) -> bool:
-        """Whether a layer's input, as its weight and output tell, is far smaller than its output."""
+        """Whether a layer's input, about sd(output) / sqrt(E[w²]·fan_in), is below SUSPICIOUS_INPUT."""
         if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
             return False
         _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
@@ -364,7 +367,7 @@ def _same(one: Array, other: Array) -> bool:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), 1e-30))
+        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), SMALLEST_OUTPUT))
 
 
 def _correlation(one: Array, other: Array) -> float:
