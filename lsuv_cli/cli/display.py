@@ -26,6 +26,7 @@ BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in var
 BAR_STEP = 10.0
 RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
+SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
 NAMED = 3  # tensors that the summary names
 
 Layers = Sequence[LayerReport]
@@ -268,7 +269,7 @@ def _number(value: float | None) -> str:
         return ""
     if not math.isfinite(value):
         return str(value)
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
+    if value == 0 or SMALLEST_DECIMAL <= abs(value) < LARGEST_DECIMAL:
         return f"{value:.4f}"[: 7 if value < 0 else 6].rstrip(".")
     return f"{value:.1e}"
 
