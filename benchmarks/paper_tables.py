@@ -15,7 +15,7 @@ Found = dict[str, Any]
 
 
 def off(ours: float, wanted: float) -> float:
-    """How far off, as a share."""
+    """Relative error."""
     return abs(ours / wanted - 1)
 
 

@@ -41,7 +41,7 @@ class Run:
     optimizer: str = "sgd"  # with momentum 0.9, or "rmsprop"
     rms_decay: float = 0.99  # of RMSProp's mean square, by iteration
     rate: float = 0.01
-    drops: tuple[float, ...] = ()  # shares of the run after which the rate falls tenfold
+    drops: tuple[float, ...] = ()  # fractions of the run after which the rate falls tenfold
     decay: float = 5e-4
     decay_biases: bool = False
     dropout: float = 0.0
@@ -54,7 +54,7 @@ class Run:
     calibration_images: int = 256
 
     def rate_at(self, iteration: int) -> float:
-        return self.rate * 0.1 ** sum(iteration >= share * self.iterations for share in self.drops)
+        return self.rate * 0.1 ** sum(iteration >= fraction * self.iterations for fraction in self.drops)
 
     def settings(self) -> dict[str, Any]:
         return _as_json(dataclasses.asdict(self))

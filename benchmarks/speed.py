@@ -552,9 +552,9 @@ def targets(results: Results) -> list[tuple[str, float, float]]:
         for activation in ("relu", "maxout"):
             case = cases.get(f"fitnet4-{activation}-{key}", {})
             if "seconds" in case.get("pypi", {}):
-                share = case["seconds"]["process"] / case["pypi"]["seconds"]
+                ratio = case["seconds"]["process"] / case["pypi"]["seconds"]
                 bound = " (ended: at most)" if case["pypi"].get("ended") else ""
-                found.append((f"process / PyPI lsuv, fitnet4-{activation}-{key}{bound}", share, 1 / least))
+                found.append((f"process / PyPI lsuv, fitnet4-{activation}-{key}{bound}", ratio, 1 / least))
     sweep = results["sweep"]
     if {"chain-80", "chain-160"} <= set(sweep):
         found.append(("160 layers / 80 layers", sweep["chain-160"]["ours"] / sweep["chain-80"]["ours"], 2.2))

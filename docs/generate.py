@@ -37,7 +37,7 @@ Exit codes, the same for all commands:
 | code | meaning |
 |---:|---|
 | 0 | done |
-| 1 | done, but some layer is outside the tolerance |
+| 1 | done, but some layer is outside the tolerance, no layer was initialized, or a tensor has no way into `--weights` |
 | 2 | the request or an input is wrong; nothing was written for it |
 | 130 | interrupted; the line on stderr says whether anything was written |
 
@@ -127,7 +127,7 @@ def _users(name: str) -> str:
 
 
 def figure() -> str:
-    """Two stages of a small network, as a picture."""
+    """Two stages of a small network, as an SVG drawing."""
     shapes: list[str] = []
 
     def box(x: int, y: int, text: str, kind: str, width: int = 92) -> None:
@@ -161,11 +161,11 @@ def figure() -> str:
     arrow((752, 142), (800, 142))
     for x, y, name in ((196, 128, "a"), (196, 228, "b"), (398, 128, "c"), (706, 178, "d")):
         label(x, y, f"Var(y) → s<tspan class='sub' dy='3'>{name}</tspan>", "probe")
-    label(306, 70, "owes s<tspan class='sub' dy='3'>a</tspan>", "owed")
-    label(490, 84, "owes s<tspan class='sub' dy='3'>a</tspan><tspan dy='-3'>·s</tspan>"
-          "<tspan class='sub' dy='3'>c</tspan>", "owed")  # fmt: skip
-    label(490, 210, "owes s<tspan class='sub' dy='3'>b</tspan>", "owed")
-    label(586, 116, "first pays what it owes", "owed")
+    label(306, 70, "pending s<tspan class='sub' dy='3'>a</tspan>", "pending")
+    label(490, 84, "pending s<tspan class='sub' dy='3'>a</tspan><tspan dy='-3'>·s</tspan>"
+          "<tspan class='sub' dy='3'>c</tspan>", "pending")  # fmt: skip
+    label(490, 210, "pending s<tspan class='sub' dy='3'>b</tspan>", "pending")
+    label(586, 116, "pending scales first", "pending")
     label(490, 275, "the frontier: values that wait between stages", "caption")
     shapes.append('<line class="cut" x1="490" y1="20" x2="490" y2="258"/>')
     body = "\n".join(shapes)
@@ -176,7 +176,7 @@ def figure() -> str:
 text {{ text-anchor: middle; fill: #222 }} rect.stage {{ fill: #f3f6fa; stroke: #b9c6d6 }}
 rect.plain {{ fill: #fff; stroke: #888 }} rect.layer {{ fill: #ffe9c7; stroke: #d08a1d }}
 polyline {{ fill: none; stroke: #555 }} text.title {{ text-anchor: start; font-weight: bold }}
-text.probe {{ fill: #a05a00; font-size: 12px }} text.owed {{ fill: #1f5fa8; font-size: 11px;
+text.probe {{ fill: #a05a00; font-size: 12px }} text.pending {{ fill: #1f5fa8; font-size: 11px;
   paint-order: stroke; stroke: #f8fafc; stroke-width: 4px }}
 text.caption {{ fill: #1f5fa8; font-size: 12px }} .sub {{ font-size: 9px }}
 line.cut {{ stroke: #1f5fa8; stroke-dasharray: 5 4 }}

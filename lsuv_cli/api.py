@@ -18,7 +18,8 @@ from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
-from lsuv_cli.pipeline import Initialized, Job, Listener
+from lsuv_cli.pipeline import Initialized, Job
+from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
 from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
@@ -36,7 +37,7 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
             for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
             "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
-_DRAWN = """drawn: images of the report that the caller is going to write, paths by a name for messages. No output may
+_DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
             be an input or another output, and these are checked with them."""
 
 
@@ -64,10 +65,6 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
     return complete
 
 
-def _silent(phase: str, done: int, total: int) -> None:
-    pass
-
-
 @_documented()
 def initialize(
     model: Model,
@@ -78,7 +75,7 @@ def initialize(
     like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     force: bool = False,
     dry_run: bool = False,
-    listen: Listener = _silent,
+    listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> Initialized:
@@ -102,10 +99,10 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    chosen = Settings.of(settings)
+    checked = Settings.of(settings)
     with _opened(model) as file:
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, chosen, as_sources(data), listen, before)
+        job = Job(file, checked, as_sources(data), listen, before)
         if weights is not None:
             named.check(weights)
         targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
@@ -117,7 +114,7 @@ def measure(
     model: Model,
     data: Data | Paths,
     *,
-    listen: Listener = _silent,
+    listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> Report:
@@ -132,9 +129,9 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    chosen = Settings.of({"tol": CHECK_TOL, **settings})
+    checked = Settings.of({"tol": CHECK_TOL, **settings})
     with _opened(model) as file:
-        job = Job(file, chosen, as_sources(data), listen)
+        job = Job(file, checked, as_sources(data), listen)
         job.targets(drawn)
         return job.look("measure")
 
@@ -144,7 +141,7 @@ def inspect(
     model: Model,
     data: Data | Paths | None = None,
     *,
-    listen: Listener = _silent,
+    listen: Listener = silent,
     **settings: Unpack[SettingsDict],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
@@ -157,9 +154,9 @@ def inspect(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    chosen = Settings.of(settings)
+    checked = Settings.of(settings)
     with _opened(model) as file:
-        return Job(file, chosen, as_sources(data), listen).look("inspect")
+        return Job(file, checked, as_sources(data), listen).look("inspect")
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
@@ -168,7 +165,7 @@ def compare(
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
     *,
-    listen: Listener = _silent,
+    listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> dict[str, Report]:
@@ -190,20 +187,20 @@ def compare(
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
-    given = Settings.of(settings)
+    checked = Settings.of(settings)
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
         sources = list(sources)  # gone through once for each initialization
     reports = {}
     with _opened(model) as file:
-        Job(file, given, sources, listen).targets(drawn)
+        Job(file, checked, sources, listen).targets(drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
-                reports[name] = Job(file, given, sources, listen).look("measure")
+                reports[name] = Job(file, checked, sources, listen).look("measure")
                 continue
-            pre_init = given.pre_init if name == "lsuv" else PreInit(name)
-            chosen = replace(given, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), chosen, sources, listen)
+            pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
+            changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
+            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
 
@@ -216,9 +213,11 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except Exception as problem:
-        given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-        if reason := runtime.refusal(given if isinstance(given, bytes) else os.fspath(given)):
+    except (
+        Exception
+    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+        as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
 

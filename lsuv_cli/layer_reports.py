@@ -1,4 +1,4 @@
-"""What happened to each layer, judged and put into words for the report."""
+"""The report's entry for each layer: its status (|variance / target - 1| <= tol is ok), its numbers, its notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about the layers, by their outputs."""
+    """The measurements of all layers, by the names of their outputs."""
 
     plan: Plan
     verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the model looked at
@@ -36,7 +36,7 @@ class Findings:
 
 
 def judge(moments: Moments | None, settings: Settings) -> Status:
-    """Whether a layer's output has the variance it should have."""
+    """The status of a measured layer: ok if |variance / target - 1| <= tol."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
     if moments.variance == 0.0 or moments.noise:
@@ -46,10 +46,10 @@ def judge(moments: Moments | None, settings: Settings) -> Status:
 
 
 def of_measurement(
-    graph: Graph, every: LayerSet, chosen: LayerSet, findings: Findings, settings: Settings | None
+    graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
 ) -> list[LayerReport]:
     """The entries of a model as it stands, judged by the settings, or not at all."""
-    wanted = {layer.output for layer in chosen.layers}
+    wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
@@ -115,13 +115,13 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     return status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], found: LayerSet, recurrent: Status) -> list[LayerReport]:
+def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:
     """Layers, skipped nodes and recurrent ones in the order of execution."""
-    known = {layer.node for layer in found.layers} | {item.node for item in found.recurrent}
+    known = {layer.node for layer in layer_set.layers} | {item.node for item in layer_set.recurrent}
     entries = [
         *entries,
-        *((item.node, _skipped(item)) for item in found.skipped if item.node not in known),
-        *((item.node, _recurrent(item, recurrent)) for item in found.recurrent),
+        *((item.node, _skipped(item)) for item in layer_set.skipped if item.node not in known),
+        *((item.node, _recurrent(item, recurrent)) for item in layer_set.recurrent),
     ]
     return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
 

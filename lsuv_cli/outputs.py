@@ -93,14 +93,14 @@ def check(
 ) -> dict[str, Target]:
     """The targets of a request by their options. Refuses what would destroy something or cannot be written.
 
-    Files that are only `drawn` (pictures of a report) are overwritten without being asked. `data_beside` is the option
+    Files that are only `drawn` (plots of a report) are overwritten without being asked. `data_beside` is the option
     of a model whose weights go to a file of their own beside it.
     """
-    found = {option: _target(option, path, force) for option, path in wanted.items() if path is not None}
-    found |= {option: _target(option, path, True) for option, path in (drawn or {}).items()}
-    written = list(found.values())
-    if data_beside in found and not found[data_beside].stream:
-        model = found[data_beside]
+    targets = {option: _target(option, path, force) for option, path in wanted.items() if path is not None}
+    targets |= {option: _target(option, path, True) for option, path in (drawn or {}).items()}
+    written = list(targets.values())
+    if data_beside in targets and not targets[data_beside].stream:
+        model = targets[data_beside]
         if not _same(model.place.parent, absolute(model.given).parent):
             raise OutputError(
                 f"{model.given} is a symbolic link to another directory, and the weights, which go to a file beside "
@@ -112,7 +112,7 @@ def check(
     check_apart(written, inputs)
     for target in written:
         _check_new(target)
-    return found
+    return targets
 
 
 def check_apart(targets: Sequence[Target], inputs: Iterable[StrPath]) -> None:

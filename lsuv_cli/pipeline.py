@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
+from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
 from lsuv_cli.scaling import algorithm, memory_needs, runtime, stages, verification, weights
 from lsuv_cli.scaling import branches as which
@@ -37,12 +38,11 @@ from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
-from lsuv_cli.scaling.verification import Measured
+from lsuv_cli.scaling.verification import ModelMoments
 from lsuv_cli.settings import PreInit, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
-Listener = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 # Of the available memory, what values between stages may take before they go to a file.
 FRONTIER_RATIO = 0.5
@@ -92,7 +92,7 @@ class Job:
     begun: float = field(default_factory=time.perf_counter)
     begun_phase: float = 0.0
 
-    def initialize(self, output: Target | None, carried: Target | None, dry_run: bool) -> Initialized:
+    def initialize(self, output: Target | None, weights_file: Target | None, dry_run: bool) -> Initialized:
         """Prepare, scale, verify, publish."""
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
@@ -101,7 +101,7 @@ class Job:
             run = self._open()
             # What must be known of the model as given is read here: afterwards it is edited in place.
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
-            homes = names.find(self.file.proto, run.look) if carried is not None and self.like is None else None
+            homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
@@ -112,7 +112,7 @@ class Job:
                 self._pre_initialize(draft, prepared)
                 findings, trials = self._fill(draft, prepared, findings, run)
             entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
-            tensors, account = self._carried(prepared, homes, matched) if not dry_run else (None, None)
+            tensors, account = self._tensors_for_home(prepared, homes, matched) if not dry_run else (None, None)
             report = self._report(
                 "init",
                 entries,
@@ -124,11 +124,11 @@ class Job:
                 carried=account,
             )
             if not dry_run:
-                self._publish(draft, tensors, carried, report)
+                self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
             return Initialized(self.file.proto if draft.in_memory else None, report, home)
 
-    def _carried(
+    def _tensors_for_home(
         self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
     ) -> tuple[dict[str, Array] | None, Carried | None]:
         """The tensors for a file of weights, by value or by name, and an account of them."""
@@ -140,13 +140,13 @@ class Job:
         return named.collect(prepared, homes, self._writes_recurrent)
 
     def _publish(
-        self, draft: Draft, tensors: Mapping[str, Array] | None, carried: Target | None, report: Report
+        self, draft: Draft, tensors: Mapping[str, Array] | None, weights_file: Target | None, report: Report
     ) -> None:
         """Give the results their names, the model first: where it cannot have its own, nothing is written."""
-        streams = [target for target in (draft.target, carried) if target is not None and target.stream]
+        streams = [target for target in (draft.target, weights_file) if target is not None and target.stream]
         with contextlib.ExitStack() as stack:
-            if carried is not None:
-                made = stack.enter_context(outputs.growing(carried))
+            if weights_file is not None:
+                made = stack.enter_context(outputs.growing(weights_file))
                 if self.like is not None:
                     checkpoints.write(made, tensors or {}, self.like.metadata)
                 else:
@@ -154,8 +154,8 @@ class Job:
             # Nobody knows how long the reader of a pipe takes: then requests to stop do not wait.
             with contextlib.nullcontext() if streams else interruption.held():
                 draft.publish()
-                if carried is not None:
-                    carried.deliver(made)
+                if weights_file is not None:
+                    weights_file.deliver(made)
                 if draft.target is not None:
                     interruption.published(int(report.exit_code))
 
@@ -177,13 +177,13 @@ class Job:
         """Only look: at the layers, and with data at what they put out."""
         run = self._open()
         graph, every = run.look.graph, run.look.layers
-        chosen = layers.choose(every, self.settings.include, self.settings.exclude)
+        selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
         verified = self._measured(phase, self.file, run.look, run).moments if run.data else {}
-        plan = stages.cut(graph, chosen.layers)
+        plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
-        entries = layer_reports.of_measurement(graph, every, chosen, Findings(plan, verified), judged)
+        entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
         return self._report(command, entries, run, stages=len(plan.stages))
 
     @property
@@ -193,9 +193,9 @@ class Job:
     def _matching(self, look: Look) -> matching.Matching:
         """Where the model's numbers are in the network's checkpoint."""
         assert self.like is not None
-        found = matching.match(look.graph, look.layers, look.graph.array, self.like)
-        self.warnings += found.warnings
-        return found
+        matched = matching.match(look.graph, look.layers, look.graph.array, self.like)
+        self.warnings += matched.warnings
+        return matched
 
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
@@ -232,7 +232,7 @@ class Job:
                 data = random_data.random(specs, batch_size=size, limit=limit, seed=self.settings.seed)
             else:
                 options = ImageOptions(self.settings.mean, self.settings.std, self.settings.size)
-                data = batches.read(sources, specs, batch_size=size, limit=limit, pictures=options)
+                data = batches.read(sources, specs, batch_size=size, limit=limit, image_options=options)
         else:
             data = batches.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
         self.warnings += data.warnings
@@ -252,7 +252,7 @@ class Job:
 
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers if that is asked for; write the file and measure it."""
-        measured = Measured({})
+        measured = ModelMoments({})
 
         def verify() -> Mapping[str, Moments]:
             nonlocal measured
@@ -269,7 +269,7 @@ class Job:
         if self.settings.rescale and run.data is not None:
             needs = self._pass("scaling", run.data, run.device)
             scaled = algorithm.lsuv(draft, prepared, findings.plan, self.settings, needs, verify)
-            found = replace(
+            findings = replace(
                 findings,
                 plan=scaled.plan,
                 turns=scaled.turns,
@@ -278,35 +278,35 @@ class Job:
                 noise=scaled.noise,
             )
         else:
-            found, scaled = replace(findings, verified=verify()), None
+            findings, scaled = replace(findings, verified=verify()), None
         self.warnings += measured.warnings
-        return found, scaled.trials if scaled else 0
+        return findings, scaled.trials if scaled else 0
 
-    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> Measured:
+    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
         """Every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
-        found = verification.measure(file, look, needs, units=phase == "inspecting")
+        measured = verification.measure(file, look, needs, units=phase == "inspecting")
         self._took("verification" if phase == "verifying" else phase, begun)
-        return found
+        return measured
 
     def _took(self, phase: str, begun: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
 
     def _metadata(self, data: Calibration | None) -> dict[str, str]:
-        chosen = self.settings
-        found = {
+        settings = self.settings
+        entries = {
             "version": __version__,
-            "seed": chosen.seed,
-            "pre_init": chosen.pre_init,
-            "bias": chosen.bias,
-            "target_variance": chosen.target_variance if chosen.rescale else "none",
-            "tolerance": chosen.tol,
+            "seed": settings.seed,
+            "pre_init": settings.pre_init,
+            "bias": settings.bias,
+            "target_variance": settings.target_variance if settings.rescale else "none",
+            "tolerance": settings.tol,
             "samples": data.samples if data else 0,
             **({"data": data.source} if data and data.source == random_data.RANDOM else {}),
         }
-        return {key: str(value) for key, value in found.items()}
+        return {key: str(value) for key, value in entries.items()}
 
     def _report(
         self,
@@ -349,14 +349,14 @@ def _files_of(data: object) -> list[Path]:
         return [path for array in data.values() for path in _files_of(array)]
     if not isinstance(data, list | tuple) or list(data) == [random_data.RANDOM]:
         return []
-    found = []
+    paths = []
     for item in data:
         if isinstance(item, str):
             parts = item.split("=")  # [NAME=]PATH, and both may have a = in them
-            found += [Path("=".join(parts[k:])) for k in range(len(parts))]
+            paths += [Path("=".join(parts[k:])) for k in range(len(parts))]
         else:
-            found += _files_of(item)
-    return found
+            paths += _files_of(item)
+    return paths
 
 
 def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:

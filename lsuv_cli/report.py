@@ -16,14 +16,14 @@ SCHEMA = "lsuv-report/1"
 class Status(StrEnum):
     """How a layer ended. All but the first six make the exit code 1."""
 
-    OK = "ok"  # within the tolerance, or as given where nothing was asked of it
-    PLANNED = "planned"  # --dry-run
+    OK = "ok"  # within the tolerance
+    PLANNED = "planned"  # a layer that is not judged: --dry-run, inspect
     PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
-    TIED = "tied"  # shares its weight, which has the right scale for all uses taken together or for an earlier one
+    TIED = "tied"  # one weight, several layers: this one is outside, those that decide the scale are within together
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
-    OUTSIDE = "outside"  # outside the tolerance
-    DEAD = "dead"  # its output has no variance
+    OUTSIDE = "outside"  # outside the tolerance, or optimized and unoptimized runs differ
+    DEAD = "dead"  # its output has no variance, or is nothing but rounding
     NOT_FINITE = "non-finite"  # Inf or NaN in its output or weight
     UNREACHABLE = "unreachable"  # the kept bias alone has too much variance
     OVERFLOW = "overflow"  # the scaled weight does not fit its type
@@ -54,7 +54,7 @@ class LayerReport:
     variance: float | None = None  # in the written file
     variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None
-    dead: float | None = None  # share of the units that are never above zero, where a ReLU follows
+    dead: float | None = None  # fraction of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -109,8 +109,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; numbers that JSON has no word for become null."""
-        found = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
-        plain = _plain(found)
+        fields = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
+        plain = _plain(fields)
         assert isinstance(plain, dict)
         return plain
 

@@ -44,7 +44,7 @@ class Scratch:
             try:
                 self.path.mkdir(mode=0o700)
                 self._lock = _claimed(self.path / "lock")
-            except BaseException:
+            except BaseException:  # an interruption too: `with` calls no __exit__ if __enter__ fails
                 self._remove()
                 raise
             if self._lock is not None:

@@ -20,7 +20,7 @@ SUFFIXES = [
     "/mean",
     "/square",
     "/size",
-    "/owed",
+    "/pending",
     "/sum",
     "/scale",
     "/count",
@@ -296,7 +296,7 @@ def _declared(b: Builder, batches: Sequence[Mapping[str, Array]], features: set[
 def _settings(b: Builder, draft: Draft) -> dict[str, Any]:
     """What lsuv is asked for; mostly its defaults."""
     chosen: dict[str, Any] = {"seed": b.number(0, 9)}
-    for name, options, share in (
+    for name, options, probability in (
         ("bias", ["zero", "keep"], 0.6),
         ("tied", ["share", "untie", "skip"], 0.5),
         ("pre_init", ["orthonormal", "gaussian", "xavier", "msra", "orthonormal-msra", "keep"], 0.4),
@@ -305,7 +305,7 @@ def _settings(b: Builder, draft: Draft) -> dict[str, Any]:
         ("reset_norm", [True], 0.2),
         ("recurrent", [True], 0.3),
     ):
-        if b.chance(share):
+        if b.chance(probability):
             chosen[name] = b.pick(options)
     rows = [next((a.shape[0] for a in batch.values() if a.ndim), 0) for batch in draft.batches]
     alike = {tuple(a.shape[1:] for a in batch.values()) for batch in draft.batches}

@@ -361,7 +361,7 @@ def child(title: str, folder: Path) -> None:
 
 
 def difference(found: Array, expected: Array) -> float | str:
-    """The largest difference, as a share of the largest output, or what is wrong with the shape."""
+    """The largest difference, relative to the largest output, or what is wrong with the shape."""
     if found.shape != expected.shape:
         return f"output of shape {found.shape} and not {expected.shape}"
     if not np.isfinite(found).all():

@@ -97,8 +97,8 @@ class Builder:
 
     # Drawing.
 
-    def chance(self, share: float) -> bool:
-        return bool(self.rng.random() < share)
+    def chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
 
     def pick(self, options: Sequence[Any]) -> Any:
         return options[int(self.rng.integers(len(options)))]

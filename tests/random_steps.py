@@ -246,12 +246,12 @@ STEPS: list[tuple[Step, int]] = [
 
 def grow(b: Builder, steps: int) -> None:
     """Add nodes until there are enough, with at least one layer among them."""
-    shares = np.array([share for _, share in STEPS], float)
-    shares /= shares.sum()
+    frequencies = np.array([frequency for _, frequency in STEPS], float)
+    frequencies /= frequencies.sum()
     done = tried = 0
     while (done < steps or not b.layers) and tried < 20 * steps:
         tried += 1
-        step = STEPS[int(b.rng.choice(len(STEPS), p=shares))][0]
+        step = STEPS[int(b.rng.choice(len(STEPS), p=frequencies))][0]
         try:
             step(b)
             done += 1

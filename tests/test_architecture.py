@@ -16,7 +16,19 @@ SOURCES = {name: (PACKAGE / name).read_text().splitlines() for name in TREES}
 # The modules beside the rooms, and which room each of them counts as.
 BESIDE = {"__init__": "api", "api": "api", "pipeline": "pipeline", "layer_reports": "pipeline"}
 BESIDE |= dict.fromkeys(
-    ["errors", "settings", "report", "version", "memory", "temporary", "outputs", "scratch", "interruption"], "words"
+    [
+        "errors",
+        "settings",
+        "report",
+        "version",
+        "memory",
+        "temporary",
+        "outputs",
+        "scratch",
+        "interruption",
+        "progress",
+    ],
+    "words",
 )
 MAY_IMPORT = {
     "cli": {"api", "pipeline", "words"},

@@ -93,7 +93,7 @@ def test_from_python_too(folder):
         (mapped, {"output": "x.npy"}),
         ({"x": mapped}, {"output": "x.npy"}),
         (X, {"output": "o.npz", "weights": "o.npz"}),
-        (X, {"output": "o.png", "drawn": {"the picture": "o.png"}}),
+        (X, {"output": "o.png", "drawn": {"the plot": "o.png"}}),
     ]
     for data, wanted in requests:
         with pytest.raises(OutputError, match=r"input itself|the same file"):

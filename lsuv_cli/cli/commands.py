@@ -19,6 +19,7 @@ from lsuv_cli.cli import options as o
 from lsuv_cli.cli import terminal, wording
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.outputs import Target
+from lsuv_cli.progress import Listener
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ def init(
             raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
         _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, "--plot": showing.plot})
         targets = _targets(models, writing)
-        picture = _plot(showing.plot)
-    if picture is not None:
+        image = _plot(showing.plot)
+    if image is not None:
         settings = dataclasses.replace(settings, before=True)
     console = terminal.console(quiet=showing.quiet)
     several = len(models) > 1
@@ -82,14 +83,14 @@ def init(
             reports.append({"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text})
 
         so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
-        alone = not (several or showing.json or picture is not None)
+        alone = not (several or showing.json or image is not None)
         with terminal.errors(failed if several else None, so_far, publication_is_all=alone):
             with terminal.progress(console, not showing.quiet) as listen:
-                report = _initialized(model, data, target, writing, settings, (listen, picture))
+                report = _initialized(model, data, target, writing, settings, (listen, image))
             _tell(report, console, verbose=showing.verbose)
-            if picture is not None:
-                _draw({"": report}, picture)
-            for also in (None if writing.dry_run else writing.weights, picture.given if picture is not None else None):
+            if image is not None:
+                _draw({"": report}, image)
+            for also in (None if writing.dry_run else writing.weights, image.given if image is not None else None):
                 if also is not None:
                     console.print(f"wrote {terminal.printable(str(also))}", soft_wrap=True, markup=False)
             reports.append(report.to_json())
@@ -104,12 +105,12 @@ def _initialized(
     target: str | None,
     writing: o.Writing,
     settings: o.AllSettings,
-    watching: tuple[terminal.Listener, Target | None],
+    watching: tuple[Listener, Target | None],
 ) -> Report:
     """Initialize one model; send it to standard output if that is its target."""
     from lsuv_cli.api import initialize
 
-    listen, picture = watching
+    listen, image = watching
     done = initialize(
         _source(model),
         data or None,
@@ -119,7 +120,7 @@ def _initialized(
         force=writing.force,
         dry_run=writing.dry_run,
         listen=listen,
-        drawn=_drawn(picture),
+        drawn=_drawn(image),
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
@@ -168,17 +169,17 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
     with terminal.errors():
         if not data:
             raise LsuvError("check needs data: give --data")
-        picture = _plot(showing.plot)
+        image = _plot(showing.plot)
         console = terminal.console(quiet=showing.quiet)
         from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not showing.quiet) as listen:
-            report = api.measure(_source(model), data, listen=listen, drawn=_drawn(picture), **settings.keywords())
+            report = api.measure(_source(model), data, listen=listen, drawn=_drawn(image), **settings.keywords())
         report = wording.report_as_typed(report)
         _warn(report, console)
-        if picture is not None:
-            _draw({"": report}, picture)
+        if image is not None:
+            _draw({"": report}, image)
         if showing.json:
             _print_json(report.to_json())
         else:
@@ -202,19 +203,19 @@ def compare(
     with terminal.errors():
         if not data:
             raise LsuvError("compare needs data: give --data")
-        picture = _plot(plot)
+        image = _plot(plot)
         console = terminal.console()
         from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not json) as listen:
-            found = api.compare(
-                _source(model), data, inits, listen=listen, drawn=_drawn(picture), **settings.keywords()
+            measured = api.compare(
+                _source(model), data, inits, listen=listen, drawn=_drawn(image), **settings.keywords()
             )
-        reports = {name: wording.report_as_typed(report) for name, report in found.items()}
+        reports = {name: wording.report_as_typed(report) for name, report in measured.items()}
         _warn(next(iter(reports.values())), console)
-        if picture is not None:
-            _draw(reports, picture)
+        if image is not None:
+            _draw(reports, image)
         if json:
             inner = {name: report.to_json() for name, report in reports.items()}
             _print_json({"schema": "lsuv-comparison/1", "inits": inner})
@@ -289,20 +290,20 @@ def _plot(path: str | None) -> Target | None:
     return plot.check(path)
 
 
-def _drawn(picture: Target | None) -> dict[str, Path]:
-    return {} if picture is None else {picture.option: picture.given}
+def _drawn(image: Target | None) -> dict[str, Path]:
+    return {} if image is None else {image.option: image.given}
 
 
-def _draw(reports: dict[str, Report], picture: Target) -> None:
+def _draw(reports: dict[str, Report], image: Target) -> None:
     """The variances of one run, or of several side by side."""
     from lsuv_cli.cli import plot
 
     report = next(iter(reports.values()))
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
-    chosen = report.settings
+    settings = report.settings
     names = [layer.name for layer in report.layers]
     plot.draw(
-        names, series, picture, target=chosen["target_variance"], tol=chosen["tol"], title=Path(report.model).name
+        names, series, image, target=settings["target_variance"], tol=settings["tol"], title=Path(report.model).name
     )
 
 
@@ -318,8 +319,7 @@ def run(args: Sequence[str] | None) -> None:
         reason = getattr(problem, "strerror", None)
         terminal.complain(f"standard output cannot be written: {reason}" if reason else str(problem))
         code = int(ExitCode.BAD_REQUEST)
-    except Exception as problem:
-        # Click's errors have no name that holds in every version of typer.
+    except Exception as problem:  # click's errors have no name that holds in every version of typer
         if not hasattr(problem, "format_message"):
             raise
         context = getattr(problem, "ctx", None)

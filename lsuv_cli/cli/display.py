@@ -24,7 +24,9 @@ TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64
 PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "external": "ext"}
 BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
 BAR_STEP = 10.0
+RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
+SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
 NAMED = 3  # tensors that the summary names
 
 Layers = Sequence[LayerReport]
@@ -162,12 +164,12 @@ def carried(account: Carried) -> str:
 
 
 def _facts(report: Report) -> str:
-    found = [f"{report.samples} samples" if report.samples else ""]
-    found += ["random data" if report.data == "random" else "", report.device]
-    found.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
-    found.append(_plural(report.trials, "trial") if report.trials > 1 else "")
-    found.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
-    return "; ".join(fact for fact in found if fact)
+    facts = [f"{report.samples} samples" if report.samples else ""]
+    facts += ["random data" if report.data == "random" else "", report.device]
+    facts.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
+    facts.append(_plural(report.trials, "trial") if report.trials > 1 else "")
+    facts.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
+    return "; ".join(fact for fact in facts if fact)
 
 
 def _plural(count: int, noun: str) -> str:
@@ -220,7 +222,7 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        called = ", ".join(tables.cut(printable(name), console.width).rstrip() for name in shown)
+        called = ", ".join(tables.elided(printable(name), console.width).rstrip() for name in shown)
         text = f"{called}{more}: {shortened(note)}"
         wrapper = textwrap.TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
         wrapper.initial_indent, wrapper.subsequent_indent = "  ", "    "
@@ -244,7 +246,7 @@ def _decades(variance: float | None, target: float) -> float:
 def _shade(decades: float) -> str:
     if math.isnan(decades):
         return "red"
-    return "green" if abs(decades) <= 0.05 else "yellow" if abs(decades) <= 1 else "red"
+    return "green" if abs(decades) <= RIGHT else "yellow" if abs(decades) <= 1 else "red"
 
 
 def _variance(variance: float | None, target: float) -> Text:
@@ -256,7 +258,7 @@ def _bar(variance: float | None, target: float) -> Text:
     decades = _decades(variance, target)
     if math.isnan(decades):
         return Text("" if variance is None else "    │", style="red")
-    cells = min(BAR, math.ceil(abs(decades) - 0.05)) if math.isfinite(decades) else BAR
+    cells = min(BAR, math.ceil(abs(decades) - RIGHT)) if math.isfinite(decades) else BAR
     left, right = (cells, 0) if decades < 0 else (0, cells)
     return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=_shade(decades))
 
@@ -267,7 +269,7 @@ def _number(value: float | None) -> str:
         return ""
     if not math.isfinite(value):
         return str(value)
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
+    if value == 0 or SMALLEST_DECIMAL <= abs(value) < LARGEST_DECIMAL:
         return f"{value:.4f}"[: 7 if value < 0 else 6].rstrip(".")
     return f"{value:.1e}"
 

@@ -41,8 +41,8 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`lsuv init [OPTIONS] MODEL...`, however typer would write it."""
-        found = (param.metavar or "" for param in self.get_params(ctx) if param.param_type_name == "argument")
-        return ["[OPTIONS]", *found]
+        arguments = (param.metavar or "" for param in self.get_params(ctx) if param.param_type_name == "argument")
+        return ["[OPTIONS]", *arguments]
 
 
 def _option(*names: str, group: str | None = None, **rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The picture of a report: variance per layer in the order of execution, on a log scale."""
+"""The plot of a report: variance per layer in the order of execution, on a log scale."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from lsuv_cli.errors import LsuvError
 from lsuv_cli.outputs import Target
 from lsuv_cli.report import Report
 
+MOST_NAMES = 40  # layers that are named on the axis; more are numbered
+MOST_MARKERS = 80  # layers whose points are marked
 FORMATS = frozenset({".png", ".svg", ".pdf"})
 Series = Mapping[str, Sequence[float | None]]  # one value for each layer
 
@@ -33,12 +35,12 @@ def of_report(report: Report) -> Series:
     """The variances that one run measured: as given, after pre-init alone, after LSUV."""
     if report.command != "init":
         return {"as given": [layer.variance for layer in report.layers]}
-    found = {
+    series = {
         "as given": [layer.variance_given for layer in report.layers],
         "pre-initialized, when its turn came": [layer.variance_at_turn for layer in report.layers],
         "after LSUV" if report.settings["rescale"] else "pre-initialized": [layer.variance for layer in report.layers],
     }
-    return {label: values for label, values in found.items() if any(v is not None for v in values)}
+    return {label: values for label, values in series.items() if any(v is not None for v in values)}
 
 
 def of_comparison(reports: Mapping[str, Report]) -> Series:
@@ -47,7 +49,7 @@ def of_comparison(reports: Mapping[str, Report]) -> Series:
 
 
 def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol: float, title: str) -> None:
-    """Write the picture. Up to 40 layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
+    """Write the plot. Up to MOST_NAMES layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
     import matplotlib
 
     matplotlib.use("Agg")  # no screen needed
@@ -55,7 +57,7 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
 
     count = len(names)
     figure, axes = pyplot.subplots(figsize=(min(16.0, max(6.4, 0.28 * count + 2)), 4.0), layout="constrained")
-    marker = "o" if count <= 80 else None
+    marker = "o" if count <= MOST_MARKERS else None
     for label, values in series.items():
         known = [(k, v) for k, v in enumerate(values, 1) if v is not None]
         shown = [(k, v if 0 < v < math.inf else math.nan) for k, v in known]  # a NaN is a gap in the line
@@ -78,7 +80,7 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
     axes.set_ylabel("variance of the output")
     axes.set_title(_short(title, 80), fontsize=10)
     axes.set_xlim(0.5, max(count, 1) + 0.5)
-    if count <= 40:
+    if count <= MOST_NAMES:
         axes.set_xticks(range(1, count + 1), [_short(name) for name in names], rotation=60, ha="right", fontsize=8)
     else:
         axes.set_xlabel("layer, in the order of execution")

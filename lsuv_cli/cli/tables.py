@@ -49,7 +49,7 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterat
     room = max(min(room, longest), 5)
     yield _line(set_cell_size("layer", room), [(column.title, column) for column in used], gap, "bold")
     for k, name in enumerate(names):
-        yield _line(cut(name, room), [(column.cells[k], column) for column in used], gap)
+        yield _line(elided(name, room), [(column.cells[k], column) for column in used], gap)
 
 
 def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:
@@ -67,7 +67,7 @@ def _length(cell: str | Text) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
-def cut(name: str, width: int) -> str:
+def elided(name: str, width: int) -> str:
     """A name, without its middle if it is too long: names differ at both ends."""
     if cell_len(name) <= width:
         return set_cell_size(name, width)

@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any
 from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
+from lsuv_cli.progress import Listener
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Listener = Callable[[str, int, int], None]
 LONGEST = 800  # characters of a complaint
 
 
@@ -181,7 +181,7 @@ def errors(
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except typer.Exit:
         raise
-    except Exception as problem:
+    except Exception as problem:  # the last resort: a person gets one line, whatever went wrong
         if os.environ.get("LSUV_DEBUG"):
             raise
         code, text = int(ExitCode.BAD_REQUEST), str(problem)

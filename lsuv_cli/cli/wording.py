@@ -38,8 +38,8 @@ def report_as_typed(report: Report) -> Report:
     return dataclasses.replace(report, layers=layers, warnings=tuple(map(as_typed, report.warnings)))
 
 
-def _option(found: re.Match[str]) -> str:
-    name, text = found.groups()
+def _option(argument: re.Match[str]) -> str:
+    name, text = argument.groups()
     if text is None:
         return flag(name)
     try:

@@ -28,7 +28,17 @@ from lsuv_cli.data import files as datafiles
 from lsuv_cli.data import images
 from lsuv_cli.data.files import Array, StoredArray
 from lsuv_cli.data.images import ImageOptions
-from lsuv_cli.data.inputs import Column, Feed, InputSpec, fit, in_memory, match, name_and_path, require, taking_pictures
+from lsuv_cli.data.inputs import (
+    Feed,
+    InputColumn,
+    InputSpec,
+    fit,
+    in_memory,
+    match,
+    name_and_path,
+    require,
+    taking_images,
+)
 from lsuv_cli.data.sources import Data
 from lsuv_cli.errors import DataError
 
@@ -78,33 +88,33 @@ def read(
     *,
     batch_size: BatchSize = None,
     limit: int | None = None,
-    pictures: ImageOptions | None = None,
+    image_options: ImageOptions | None = None,
 ) -> Calibration:
-    """The data in files: each source is an .npy or .npz file, a directory of them or of pictures, or NAME=PATH."""
-    found: dict[str, list[StoredArray]] = {}
+    """The data in files: each source is an .npy or .npz file, a directory of them or of images, or NAME=PATH."""
+    by_input: dict[str, list[StoredArray]] = {}
     unused: dict[str, str] = {}
     for source in sources:
         try:
             name, path = name_and_path(source, inputs)
-            shown = images.find(path)
-            files = [] if shown else datafiles.find(path)
+            image_files = images.find(path)
+            files = [] if image_files else datafiles.find(path)
         except OSError as problem:  # a name that is too long, a directory that may not be read
             raise DataError(f"{source}: {problem.strerror or problem}; give other `data`") from None
-        if shown:
-            spec = taking_pictures(name, inputs, source)
-            found[spec.name] = images.arrays(shown, spec, pictures or ImageOptions())
+        if image_files:
+            spec = taking_images(name, inputs, source)
+            by_input[spec.name] = images.arrays(image_files, spec, image_options or ImageOptions())
             continue
         matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
         for file, arrays in zip(files, matches, strict=True):
             for key in arrays.keys() ^ matches[0].keys():
                 raise DataError(f"{file} and {files[0]}: only one of them has {key!r}; give both the same arrays")
         for key in matches[0]:
-            if key in found:
+            if key in by_input:
                 raise DataError(f"{source}: input {key!r} has data already; put its files into one directory")
-            found[key] = [arrays[key] for arrays in matches]
-    require(found, inputs, unused)
+            by_input[key] = [arrays[key] for arrays in matches]
+    require(by_input, inputs, unused)
     whole = batch_size == "all"
-    fitted = [[fit(s, part, whole=whole) for part in found[s.name]] for s in inputs if s.name in found]
+    fitted = [[fit(s, part, whole=whole) for part in by_input[s.name]] for s in inputs if s.name in by_input]
     joined = None if whole else _join(fitted)
     tables = _by_file(fitted) if joined is None else [joined]
     return _calibrate(tables, batch_size, limit, joined is None, ", ".join(sources), unused)
@@ -122,7 +132,7 @@ def from_arrays(
     unused: dict[str, str] = {}
     whole = batch_size == "all"
 
-    def table(batch: object, where: str, copy: bool) -> list[Column]:
+    def table(batch: object, where: str, copy: bool) -> list[InputColumn]:
         arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused)
         require(arrays, inputs, unused)
         return [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
@@ -147,13 +157,13 @@ def automatic_batch_size(bytes_per_sample: int) -> int:
 class Table:
     """Columns that are fed together, `size` rows of each in a run; all rows where it is None."""
 
-    columns: Sequence[Column]
+    columns: Sequence[InputColumn]
     size: int | None
     samples: int
     runs: int
     dropped: int = 0
 
-    def used(self, column: Column) -> int:
+    def used(self, column: InputColumn) -> int:
         """How many rows of a column are fed at all."""
         if column.feed is Feed.BATCH and self.size is not None:
             return self.samples
@@ -162,7 +172,7 @@ class Table:
     def batch(self, run: int) -> Batch:
         return {column.spec.name: self._fed(column, run) for column in self.columns}
 
-    def _fed(self, column: Column, run: int) -> Array:
+    def _fed(self, column: InputColumn, run: int) -> Array:
         if column.feed is Feed.RUN:
             return column.take(run, run + 1).reshape(column.parts[0].shape[1:])
         if self.size is None:
@@ -202,7 +212,7 @@ class Batches(Sequence[Batch]):
         return self.tables[table].batch(run - (self.ends[table - 1] if table else 0))
 
 
-def _join(fitted: Sequence[Sequence[Column]]) -> list[Column] | None:
+def _join(fitted: Sequence[Sequence[InputColumn]]) -> list[InputColumn] | None:
     """The files of each input as one column; None where they do not form one."""
     for files in fitted:
         kinds = {(column.feed, column.parts[0].shape[1:]) for column in files}
@@ -211,7 +221,7 @@ def _join(fitted: Sequence[Sequence[Column]]) -> list[Column] | None:
     return [replace(files[0], parts=tuple(column.parts[0] for column in files)) for files in fitted]
 
 
-def _by_file(fitted: Sequence[Sequence[Column]]) -> Iterator[list[Column]]:
+def _by_file(fitted: Sequence[Sequence[InputColumn]]) -> Iterator[list[InputColumn]]:
     """The first file of every input, then the second of every input; a single scalar goes with each."""
     most = max(fitted, key=len, default=[])
     for files in fitted:
@@ -225,7 +235,7 @@ def _by_file(fitted: Sequence[Sequence[Column]]) -> Iterator[list[Column]]:
 
 
 def _calibrate(
-    tables: Iterable[list[Column]],
+    tables: Iterable[list[InputColumn]],
     batch_size: BatchSize,
     limit: int | None,
     as_given: bool,
@@ -257,7 +267,7 @@ def _calibrate(
     return Calibration(Batches(plan), samples, dropped, (*warnings, *_examine(plan)), source)
 
 
-def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_given: bool) -> Table:
+def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, as_given: bool) -> Table:
     """How many rows of each column go into a run, and how many runs there are."""
     batched = [column for column in columns if column.feed is Feed.BATCH]
     by_run = [column for column in columns if column.feed is Feed.RUN]
@@ -302,14 +312,14 @@ def _plan(columns: Sequence[Column], batch_size: BatchSize, limit: float, as_giv
     return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped)
 
 
-def _weight(column: Column) -> int:
+def _weight(column: InputColumn) -> int:
     """The bytes of a row, each index taken for the embedding that the model will put in its place."""
     dtype = column.spec.fed_dtype
     return column.row_bytes * (EMBEDDING if dtype.kind == "i" and dtype.itemsize >= 4 else 1)
 
 
 @dataclass
-class Moments:
+class InputStatistics:
     """Mean and variance of values that come in pieces, in float64, merged as by Chan, Golub and LeVeque."""
 
     count: int = 0
@@ -340,7 +350,7 @@ class Moments:
 
 def _examine(tables: Sequence[Table]) -> Iterator[str]:
     """Reads every value that is used, once, in pieces; yields the warnings."""
-    moments: dict[str, Moments] = {}
+    statistics: dict[str, InputStatistics] = {}
     bad: dict[str, int] = {}
     first: dict[str, str] = {}
     for table in tables:
@@ -358,8 +368,8 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
                     bad[name] = bad.get(name, 0) + int(np.count_nonzero(~finite))
                 elif column.feed is not Feed.SAME:
                     with np.errstate(over="ignore", invalid="ignore"):
-                        moments.setdefault(name, Moments()).add(values)
+                        statistics.setdefault(name, InputStatistics()).add(values)
     for name, count in bad.items():
         raise DataError(f"input {name!r} has {count} NaN or Inf, the first at {first[name]}; remove or replace them")
-    for name, seen in moments.items():
+    for name, seen in statistics.items():
         yield from seen.warning(name)

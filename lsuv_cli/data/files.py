@@ -180,7 +180,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:
+    except Exception as error:  # numpy and zipfile raise nearly anything on a broken file
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
             f"{path}: not a whole {path.suffix} file ({reason}); save it again with numpy.save or numpy.savez"

@@ -1,6 +1,6 @@
-"""Pictures as calibration data: decoded, resized, cropped and normalized as the model's input wants them.
+"""Images as calibration data: decoded, resized, cropped and normalized as the model's input wants them.
 
-1. An input of shape (N, C, H, W) or (N, H, W, C), with C = 1 or 3, takes pictures; C = 1 makes them grey.
+1. An input of shape (N, C, H, W) or (N, H, W, C), with C = 1 or 3, takes images; C = 1 makes them grey.
 2. The shorter side is resized to `size` (default: just enough to cover the input), then the middle is cropped to
    H x W. Where the model leaves H and W open, both are `size`.
 3. Values are divided by 255, then (x - mean) / std for each channel. An integer input gets 0 to 255 as they are.
@@ -24,7 +24,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How pictures become numbers."""
+    """How an image becomes numbers: (pixel / 255 - mean) / std, the shorter side resized to `size`."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -32,8 +32,8 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the model's input wants of a picture."""
+class ImageLayout:
+    """What the model's input wants of an image."""
 
     channels: int
     height: int
@@ -43,20 +43,18 @@ class Layout:
 
 
 def find(directory: Path) -> list[Path]:
-    """The pictures in a directory, in the order of their names; none if it is no directory."""
+    """The images in a directory, in the order of their names; none if it is no directory."""
     if not directory.is_dir():
         return []
     return by_name(entry for entry in directory.iterdir() if entry.suffix.lower() in SUFFIXES and entry.is_file())
 
 
 def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[StoredArray]:
-    """Each picture as an array that is decoded when it is read."""
+    """Each image as an array that is decoded when it is read."""
     try:
         import PIL  # noqa: F401  only to see whether it is there
     except ImportError:
-        raise DataError(
-            f"{files[0].parent} holds pictures, which need Pillow: pip install 'lsuv-cli[images]'"
-        ) from None
+        raise DataError(f"{files[0].parent} holds images, which need Pillow: pip install 'lsuv-cli[images]'") from None
     layout = _layout(spec, options)
     for name, values in (("mean", options.mean), ("std", options.std)):
         if len(values) not in {1, layout.channels}:
@@ -68,33 +66,33 @@ def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
     return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in files]
 
 
-def _layout(spec: InputSpec, options: ImageOptions) -> Layout:
+def _layout(spec: InputSpec, options: ImageOptions) -> ImageLayout:
     shape = spec.shape
     if shape is None or len(shape) != 4:
-        raise DataError(f"pictures do not fit input {spec.name!r} {spec.wanted}; it wants 4 axes, (N, C, H, W)")
+        raise DataError(f"images do not fit input {spec.name!r} {spec.wanted}; it wants 4 axes, (N, C, H, W)")
     last = shape[1] not in {1, 3} and shape[3] in {1, 3}
     if not last and shape[1] not in {1, 3}:
-        raise DataError(f"pictures do not fit input {spec.name!r} {spec.wanted}; 1 or 3 channels are needed")
+        raise DataError(f"images do not fit input {spec.name!r} {spec.wanted}; 1 or 3 channels are needed")
     channels, *sides = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
     height, width = (side if isinstance(side, int) and side > 0 else options.size for side in sides)
     if height is None or width is None:
-        raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of a picture open; give it with `size`")
+        raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of an image open; give it with `size`")
     assert isinstance(channels, int)
-    return Layout(channels, height, width, last, spec.fed_dtype)
+    return ImageLayout(channels, height, width, last, spec.fed_dtype)
 
 
-def _decoded(file: Path, layout: Layout, options: ImageOptions) -> Array:
+def _decoded(file: Path, layout: ImageLayout, options: ImageOptions) -> Array:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file) as opened:
-            picture = opened.convert("L" if layout.channels == 1 else "RGB")
+            image = opened.convert("L" if layout.channels == 1 else "RGB")
     except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as problem:
-        raise DataError(f"{file}: cannot be read as a picture ({problem})") from None
-    enough = max(layout.height / picture.height, layout.width / picture.width)
-    scale = max(enough, options.size / min(picture.size)) if options.size else enough
-    sides = (max(layout.width, round(picture.width * scale)), max(layout.height, round(picture.height * scale)))
-    resized = np.asarray(picture.resize(sides, Image.Resampling.BILINEAR))
+        raise DataError(f"{file}: cannot be read as an image ({problem})") from None
+    enough = max(layout.height / image.height, layout.width / image.width)
+    scale = max(enough, options.size / min(image.size)) if options.size else enough
+    sides = (max(layout.width, round(image.width * scale)), max(layout.height, round(image.height * scale)))
+    resized = np.asarray(image.resize(sides, Image.Resampling.BILINEAR))
     top, left = (sides[1] - layout.height) // 2, (sides[0] - layout.width) // 2
     cropped = resized[top : top + layout.height, left : left + layout.width].reshape(layout.height, layout.width, -1)
     if layout.dtype.kind == "f":

@@ -74,7 +74,7 @@ class Feed(Enum):
 
 
 @dataclass(frozen=True)
-class Column:
+class InputColumn:
     """The data of one input: arrays one after another along their first axis."""
 
     spec: InputSpec
@@ -124,7 +124,7 @@ class Column:
         return self.parts[part], row - (self.ends[part - 1] if part else 0)
 
 
-def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> Column:
+def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> InputColumn:
     """The array as data for this input, or a `DataError`; `whole` if it must be all of one run."""
     remedy = _dtype_remedy(spec.fed_dtype, array.dtype)
     if remedy:
@@ -143,7 +143,7 @@ def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> Column:
         raise _misfit(spec, array, _shape_remedy(array.shape, wanted))
     if feed is not Feed.SAME and fed.shape[0] == 0:
         raise _misfit(spec, array, "it holds no samples, give at least one")
-    return Column(spec, feed, (fed,))
+    return InputColumn(spec, feed, (fed,))
 
 
 def _is_fixed(dim: Dim) -> bool:
@@ -240,37 +240,37 @@ def name_and_path(source: str, inputs: Sequence[InputSpec]) -> tuple[str | None,
 
 
 def match(
-    found: Contents, where: str, inputs: Sequence[InputSpec], unused: dict[str, str], name: str | None = None
+    contents: Contents, where: str, inputs: Sequence[InputSpec], unused: dict[str, str], name: str | None = None
 ) -> dict[str, StoredArray]:
     """The arrays of one file or batch by input name; what no input asks for is noted in `unused`."""
     if name is not None:
-        if len(found) > 1 and name not in found:
-            raise DataError(f"{where}: holds {_quoted(found)}, none of them called {name!r}; rename one")
-        return {name: found.get(name, next(iter(found.values())))()}
-    names = [spec.name for spec in inputs if spec.name in found]
+        if len(contents) > 1 and name not in contents:
+            raise DataError(f"{where}: holds {_quoted(contents)}, none of them called {name!r}; rename one")
+        return {name: contents.get(name, next(iter(contents.values())))()}
+    names = [spec.name for spec in inputs if spec.name in contents]
     required = [spec.name for spec in inputs if spec.required]
-    if len(found) == len(required) == 1 and not names:
-        return {required[0]: next(iter(found.values()))()}
-    if UNNAMED in found and UNNAMED not in names:
+    if len(contents) == len(required) == 1 and not names:
+        return {required[0]: next(iter(contents.values()))()}
+    if UNNAMED in contents and UNNAMED not in names:
         raise DataError(
             f"{where}: an array without a name needs a model with one input; {_listed(inputs)}; "
             "say which one it is for with NAME=PATH, save all in one .npz, or give a dict of arrays by input name"
         )
-    unused.update((key, where) for key in found if key not in names)
-    return {key: found[key]() for key in names}
+    unused.update((key, where) for key in contents if key not in names)
+    return {key: contents[key]() for key in names}
 
 
-def taking_pictures(name: str | None, inputs: Sequence[InputSpec], source: str) -> InputSpec:
-    """The input that a directory of pictures is for."""
+def taking_images(name: str | None, inputs: Sequence[InputSpec], source: str) -> InputSpec:
+    """The input that a directory of images is for."""
     if name is None and len(inputs) != 1:
-        raise DataError(f"{source}: pictures are for one input; say which with NAME={source}; {_listed(inputs)}")
+        raise DataError(f"{source}: images are for one input; say which with NAME={source}; {_listed(inputs)}")
     return next(spec for spec in inputs if name in {None, spec.name})
 
 
-def require(found: Iterable[str], inputs: Sequence[InputSpec], unused: Collection[str]) -> None:
+def require(names: Iterable[str], inputs: Sequence[InputSpec], unused: Collection[str]) -> None:
     """Raises if a required input has no array."""
     for spec in inputs:
-        if spec.required and spec.name not in found:
+        if spec.required and spec.name not in names:
             others = f", but for {_quoted(unused)}, which the model does not have" if unused else ""
             raise DataError(f"no data for input {spec.name!r}{others}; {_listed(inputs)}; each needs an array")
 

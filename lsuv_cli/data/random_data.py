@@ -1,4 +1,4 @@
-"""Made-up calibration data, for a quick look at a model without any."""
+"""Random calibration data: standard normal numbers, for a quick look at a model without data."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, overload
 from numpy.typing import NDArray
 
 from lsuv_cli.errors import DataError
+from lsuv_cli.outputs import StrPath
 
 
 class ArrayLike(Protocol):
@@ -21,12 +22,11 @@ class ArrayLike(Protocol):
     def __array__(self) -> NDArray[Any]: ...
 
 
-Given = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]
+BatchLike = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]
 """One batch: an array, arrays by input name, or arrays for the inputs in their order."""
-Data = ArrayLike | Mapping[str, ArrayLike] | Iterable[Given]
+Data = ArrayLike | Mapping[str, ArrayLike] | Iterable[BatchLike]
 """Data in memory: an array, a dict of arrays by input name, or an iterable of batches."""
-Path = str | os.PathLike[str]
-Paths = Path | Sequence[Path] | Mapping[str, Path]
+Paths = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
 """Data in files."""
 
 
@@ -54,9 +54,9 @@ def as_sources(data: Data | Paths | None) -> Data | list[str] | None:
     return [_source(item) for item in items]
 
 
-def _source(given: Path) -> str:
-    if isinstance(given, str):
-        return given
-    path = os.fspath(given)
+def _source(source: StrPath) -> str:
+    if isinstance(source, str):
+        return source
+    path = os.fspath(source)
     # Not NAME=PATH, even if it looks like it.
     return os.path.join(os.curdir, path) if "=" in path and not os.path.isabs(path) else path  # noqa: PTH118, PTH117

@@ -49,7 +49,7 @@ class Draft:
                 self._scratch = Scratch(self.target.place.parent).__enter__()
                 if self.file.has_external_data:
                     self._data = self._data_path.open("w+b")
-            except BaseException as problem:
+            except BaseException as problem:  # an interruption too: `with` calls no __exit__ if __enter__ fails
                 self.__exit__(None, None, None)
                 if isinstance(problem, OSError):
                     raise self.target.failure(problem) from None
@@ -162,7 +162,7 @@ class Draft:
             temporary.announce(data.place)  # without its model it is nothing
             try:
                 target.publish(self._model_path)
-            except BaseException:
+            except BaseException:  # an interruption too must not leave the data without its model
                 data.place.unlink(missing_ok=True)
                 raise
             finally:

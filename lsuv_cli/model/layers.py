@@ -133,16 +133,16 @@ class LayerSet:
 
 def find(graph: Graph) -> LayerSet:
     """All layers of a graph."""
-    return _Finder(graph).run()
+    return _LayerFinder(graph).run()
 
 
-def choose(found: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
+def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
     """Leave out the layers whose names the user's patterns do not want."""
-    both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
+    both: list[Layer | Recurrent] = [*layer_set.layers, *layer_set.recurrent]
     names = [item.module or item.name for item in both]
     for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
-            if not any(_matches(item, pattern) for item in [*both, *found.skipped]):
+            if not any(_matches(item, pattern) for item in [*both, *layer_set.skipped]):
                 known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
                 raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
 
@@ -158,10 +158,10 @@ def choose(found: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> L
         if (why := unwanted(item))
     ]
     return replace(
-        found,
-        layers=tuple(layer for layer in found.layers if not unwanted(layer)),
-        recurrent=tuple(item for item in found.recurrent if not unwanted(item)),
-        skipped=tuple(sorted([*found.skipped, *out], key=lambda s: s.node)),
+        layer_set,
+        layers=tuple(layer for layer in layer_set.layers if not unwanted(layer)),
+        recurrent=tuple(item for item in layer_set.recurrent if not unwanted(item)),
+        skipped=tuple(sorted([*layer_set.skipped, *out], key=lambda s: s.node)),
     )
 
 
@@ -170,19 +170,19 @@ def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
     return fnmatchcase(item.name, pattern) or (bool(item.module) and fnmatchcase(item.module, pattern))
 
 
-def leave(found: LayerSet, reasons: Mapping[str, str]) -> LayerSet:
+def leave(layer_set: LayerSet, reasons: Mapping[str, str]) -> LayerSet:
     """Move some layers, named by their outputs, to the skipped ones, each with its reason."""
-    both: list[Layer | Recurrent] = [*found.layers, *found.recurrent]
+    both: list[Layer | Recurrent] = [*layer_set.layers, *layer_set.recurrent]
     moved = [
         Skipped(x.node, x.name, x.op, reasons[x.output], _shape(x), module=x.module)
         for x in both
         if x.output in reasons
     ]
     return replace(
-        found,
-        layers=tuple(layer for layer in found.layers if layer.output not in reasons),
-        recurrent=tuple(item for item in found.recurrent if item.output not in reasons),
-        skipped=tuple(sorted([*found.skipped, *moved], key=lambda s: s.node)),
+        layer_set,
+        layers=tuple(layer for layer in layer_set.layers if layer.output not in reasons),
+        recurrent=tuple(item for item in layer_set.recurrent if item.output not in reasons),
+        skipped=tuple(sorted([*layer_set.skipped, *moved], key=lambda s: s.node)),
     )
 
 
@@ -190,15 +190,15 @@ def _shape(item: Layer | Recurrent) -> Shape:
     return item.weight.shape if isinstance(item, Layer) else item.weights[0][0].shape
 
 
-def by_tensor(found: Iterable[Layer]) -> dict[str, list[Layer]]:
+def by_tensor(layers: Iterable[Layer]) -> dict[str, list[Layer]]:
     """The layers that read each stored tensor as their weight."""
     users: dict[str, list[Layer]] = defaultdict(list)
-    for layer in found:
+    for layer in layers:
         users[layer.weight.base].append(layer)
     return users
 
 
-class _Finder:
+class _LayerFinder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.constants = Constants(graph)
@@ -230,8 +230,8 @@ class _Finder:
         for name, branch in self.graph.untaken:
             why_untaken = f"it is in the branch of If {name} that the data does not take"
             inside = [n for node in branch.node for n in (node, *nodes_inside(node))]
-            found = [n for n in inside if n.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS)]
-            skipped += [Skipped(len(self.graph.nodes), self.name(n), n.op_type, why_untaken) for n in found]
+            unreached = [n for n in inside if n.op_type in LAYER_OPS | QUANTIZED_OPS | set(RECURRENT_OPS)]
+            skipped += [Skipped(len(self.graph.nodes), self.name(n), n.op_type, why_untaken) for n in unreached]
         return LayerSet(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
 
     def look(self, k: int, node: NodeProto) -> Layer | Recurrent | None:
@@ -260,8 +260,8 @@ class _Finder:
             raise LeftAlone("no input of the model reaches it")
         if not self.graph.random.isdisjoint(node.input[:2]):
             raise LeftAlone("its weight is drawn or dropped at random, anew in every run")
-        if chosen := next((maker for name in node.input[:2] if (maker := self._chooser(name))), ""):
-            raise LeftAlone(f"its weight is chosen by {chosen}, as the input has it")
+        if chooser := next((maker for name in node.input[:2] if (maker := self._chooser(name))), ""):
+            raise LeftAlone(f"its weight is chosen by {chooser}, as the input has it")
         if op in CONVOLUTIONS and not constant[1]:
             raise LeftAlone("its weight is computed from the input")
         if op == "Einsum" and len(node.input) != 2:

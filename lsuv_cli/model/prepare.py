@@ -4,7 +4,7 @@
 2. Decide, on that one look: which weights are folded, copied or left alone; which biases are zeroed; which statistics
    of BatchNormalization are reset.
 3. Edit: all of it together, in place, on the draft's model.
-4. Look again: the layers of the edited model carry what was decided (`layer.bias.kept`, `layer.norm_factor`).
+4. Look again: the layers of the edited model hold what was decided (`layer.bias.kept`, `layer.norm_factor`).
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
     if not every.layers and not every.recurrent:
         why = f" ({every.skipped[0].name}: {every.skipped[0].reason})" if every.skipped else ""
         raise ModelError(f"{draft.file.name} has no layer that can be initialized{why}; nothing was written")
-    chosen = layers.choose(every, settings.include, settings.exclude)
+    selected = layers.choose(every, settings.include, settings.exclude)
     rewrites_recurrent = settings.recurrent and settings.pre_init is not PreInit.KEEP
-    owned = ownership.settle_weights(given.graph, chosen, settings.tied, recurrent=rewrites_recurrent)
-    settled = layers.leave(chosen, owned.left_alone)
+    owned = ownership.settle_weights(given.graph, selected, settings.tied, recurrent=rewrites_recurrent)
+    settled = layers.leave(selected, owned.left_alone)
     warnings: list[str] = []
     shared = 0 if settings.tied is Tied.UNTIE else _shared(settled)
     if shared:
@@ -84,18 +84,18 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
     editor.apply([*owned.edits, *bias_edits, *norm_edits], given.graph, draft)
 
     edited = look(draft, branches)
-    found = layers.choose(edited.layers, settings.include, settings.exclude)
-    found = _with_kept_biases(layers.leave(found, owned.left_alone), kept)
+    remaining = layers.choose(edited.layers, settings.include, settings.exclude)
+    remaining = _with_kept_biases(layers.leave(remaining, owned.left_alone), kept)
     every = _with_kept_biases(edited.layers, kept)
     warnings += batch_norm.training_mode(edited.graph)
-    return Prepared(edited.graph, found, every, owned.notes, tuple(warnings))
+    return Prepared(edited.graph, remaining, every, owned.notes, tuple(warnings))
 
 
 def _shared(settled: LayerSet) -> int:
     return sum(len(users) > 1 for users in layers.by_tensor(settled.layers).values())
 
 
-def _with_kept_biases(found: LayerSet, kept: frozenset[str]) -> LayerSet:
+def _with_kept_biases(layer_set: LayerSet, kept: frozenset[str]) -> LayerSet:
     """Mark the biases that stay. Behind one, a norm no longer multiplies by the same number as the scale does."""
 
     def marked(layer: Layer) -> Layer:
@@ -103,7 +103,7 @@ def _with_kept_biases(found: LayerSet, kept: frozenset[str]) -> LayerSet:
             return layer
         return replace(layer, bias=replace(layer.bias, kept=True), norm_factor=None)
 
-    return replace(found, layers=tuple(marked(layer) for layer in found.layers))
+    return replace(layer_set, layers=tuple(marked(layer) for layer in layer_set.layers))
 
 
 def _settle_biases(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], frozenset[str]]:

@@ -17,13 +17,13 @@ from lsuv_cli.scaling.stages import Plan
 
 def taken(graph: Graph, needs: Pass | None) -> dict[str, bool]:
     """The branch of each If that has layers inside, by its first output, where the condition is one for all data."""
-    found: dict[str, bool] = {}
+    taken_branches: dict[str, bool] = {}
     for node in graph.nodes:
         if node.op_type == "If" and any(inner.op_type in LAYER_OPS for inner in nodes_inside(node)):
             values = _conditions(graph, node, needs)
             if len(values) == 1:
-                found[node.output[0]] = values.pop()
-    return found
+                taken_branches[node.output[0]] = values.pop()
+    return taken_branches
 
 
 def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:

@@ -1,4 +1,4 @@
-"""What verification measures of a layer's output: nodes inside the model, sums outside of it.
+"""Gauges: how verification reduces a layer's output to mean and variance, by nodes inside the model and sums outside.
 
 A gauge is made after a *sounding*: the layer's output for a few samples, from unoptimized onnxruntime, as an array.
 From it come the value's rank, the size of its groups, and a number m near its mean. Then, with d = y - m,

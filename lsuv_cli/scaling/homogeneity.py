@@ -47,7 +47,7 @@ def commutes_with_scale(graph: Graph, node: NodeProto) -> bool:
 
 
 def growth(graph: Graph, node: NodeProto) -> float:
-    """The power of two by which a Mul or Div by a constant moves what it is given; 0 for any other node."""
+    """log2 of the factor by which a Mul or Div by a constant multiplies its other input; 0 for any other node."""
     if node.op_type not in MULTIPLYING or not is_standard(node) or len(node.input) != 2:
         return 0.0
     name = next((name for name in node.input if name in graph.tensors), "")

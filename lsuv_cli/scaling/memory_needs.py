@@ -25,7 +25,7 @@ Array = NDArray[Any]
 def stage_weights(graph: Graph, plan: Plan) -> int:
     """The bytes of the largest stage's weights while it runs."""
     bases = ({layer.weight.base for layer in stage.layers} for stage in plan.stages)
-    return max((sum(graph.nbytes(base) for base in found) for found in bases), default=0)
+    return max((sum(graph.nbytes(base) for base in names) for names in bases), default=0)
 
 
 def between_stages(graph: Graph, plan: Plan, batches: Sequence[Mapping[str, Array]]) -> int | None:

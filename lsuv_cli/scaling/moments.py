@@ -123,11 +123,11 @@ class Accumulator:
         self.group = max(self.group, weight)
         mean, square = parts[:2]
         with np.errstate(over="ignore", invalid="ignore"):
-            found = [mean.sum(), square.sum(), mean @ mean]
+            sums = [mean.sum(), square.sum(), mean @ mean]
             if self.probe.bias:
                 bias, bias_square, product = parts[2:]
-                found += [bias.sum(), bias_square.sum(), bias @ bias, product.sum(), mean @ bias]
-            self.sums[: len(found)] += weight * np.array(found)
+                sums += [bias.sum(), bias_square.sum(), bias @ bias, product.sum(), mean @ bias]
+            self.sums[: len(sums)] += weight * np.array(sums)
         self.count += size
 
     def result(self) -> Moments:

@@ -23,7 +23,7 @@ from lsuv_cli.settings import PreInit
 Array = NDArray[Any]
 
 HALVES = frozenset({"float16", "bfloat16"})
-LARGEST_FACTOR = 1e30  # a larger one is near the edge of float32's range
+LARGEST_RUNNING_FACTOR = 1e30  # a larger one is near the edge of float32's range
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def running_weight(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, lin
     factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
     if not linear or not math.isfinite(factor):
         return RunningWeight(array, 1.0)
-    if factor < LARGEST_FACTOR:
+    if factor < LARGEST_RUNNING_FACTOR:
         return RunningWeight(_scaled(array, factor), factor)
     largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
     return RunningWeight(array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor)

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
-# TF32 makes variances depend on the card. The exhaustive search would be paid again for every stage and shape.
+# TF32 makes variances depend on the card. The exhaustive search would run again for every stage and shape.
 CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
 
 # onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load
@@ -42,7 +42,8 @@ BROKEN_IN_TRAINING = ["ConstantSharing"]
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
-LONGEST_MESSAGE = 2000  # characters
+LONGEST_MESSAGE = 2000  # characters of an onnxruntime message that are read
+LONGEST_REASON = 300  # characters of it that are shown
 
 # Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
 ort.set_default_logger_severity(4)
@@ -114,7 +115,7 @@ def _why_no_cuda(device: Device) -> str:
         return "this onnxruntime has no CUDA support; pip install 'lsuv-cli[cuda]'"
     if importlib.util.find_spec("nvidia") and hasattr(ort, "preload_dlls"):
         # CUDA's libraries from PyPI have to be loaded first. It prints its findings to stdout.
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):  # the session below tells
             ort.preload_dlls()
     identity = helper.make_node("Identity", ["x"], ["y"])
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
@@ -122,7 +123,7 @@ def _why_no_cuda(device: Device) -> str:
     probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     try:
         session = ort.InferenceSession(probe.SerializeToString(), providers=device.providers)
-    except Exception as problem:
+    except Exception as problem:  # onnxruntime's exceptions have no common class of their own
         return _one_line(problem)
     if CUDA in session.get_providers():
         return ""
@@ -165,8 +166,8 @@ def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int
     }
     names = [o.name for o in session.get_outputs()]
     with translated():
-        found = session.run_with_ort_values(names, values)
-    return {name: to_numpy(value) for name, value in zip(names, found, strict=True) if value.is_tensor()}
+        fetched = session.run_with_ort_values(names, values)
+    return {name: to_numpy(value) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
 
 
 def open_without_weights(model: onnx.ModelProto) -> None:
@@ -339,15 +340,15 @@ class Frontier:
 
     def types(self, names: Sequence[str]) -> dict[str, TypeProto]:
         """The types of waiting values, as a graph input declares them."""
-        found = {}
+        types = {}
         for name in names:
             value = self.kept[0][name]
             shape = self._shape(name)
             if isinstance(value, Spilled):
-                found[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
+                types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), shape)
             else:
-                found[name] = _type_of(value, shape)
-        return found
+                types[name] = _type_of(value, shape)
+        return types
 
     def _shape(self, name: str) -> list[int | None] | None:
         """The dimensions that are the same in all batches; None if even their number is not."""
@@ -412,7 +413,7 @@ def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]
         yield
     except MemoryError:
         raise
-    except Exception as problem:
+    except Exception as problem:  # onnxruntime's exceptions have no common class of their own
         kind = type(problem).__name__
         if kind in {"NotImplemented", "InvalidGraph", "Fail"} and "Could not find an implementation" in str(problem):
             raise Unsupported(f"onnxruntime cannot run the model here: {_one_line(problem)}") from problem
@@ -432,7 +433,7 @@ def _one_line(problem: BaseException) -> str:
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
     text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::[\w:~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
-    return text.strip()[:300]
+    return text.strip()[:LONGEST_REASON]
 
 
 def version() -> str:

@@ -129,10 +129,10 @@ class _Work(ModelBuilder):
         if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
             self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
             node.input.append(self.own("no_bias", layer.output))
-        carried = layer.activation and layer.is_linear
-        node.output[0] = self.own("linear", layer.output) if carried else layer.output
+        commutes = layer.activation and layer.is_linear
+        node.output[0] = self.own("linear", layer.output) if commutes else layer.output
         self.nodes.append(node)
-        if carried:
+        if commutes:
             self.nodes.append(self.activation(layer, node.output[0], layer.output))
 
     def _only_multiplied(self, name: str) -> bool:

@@ -1,8 +1,8 @@
 """The cut: a graph becomes a short list of stages that together run it once.
 
 Layer L's output is s·y with s not known until y was measured, so whatever follows it has to wait, but for this: ReLU,
-pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale that is still *pending* can be carried
-through them, and through the next layer, whose own measurement it merely multiplies. So:
+pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale can stay *pending*
+through them, and through the next layer, whose measured output it merely multiplies. So:
 
 1. Every value gets a level and the layers whose scales are pending on it. Inputs and constants have level 0 and none.
 2. On a layer's output the scales of its input are pending, and its own.
@@ -106,11 +106,11 @@ def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
 
 def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]:
     """The layers that decide their weight's scale: of those that share one, the ones nearest to the input."""
-    chosen: list[Layer] = []
+    deciding: list[Layer] = []
     for users in by_tensor(layers).values():
         nearest = min(depth[layer.output] for layer in users)
-        chosen += [layer for layer in users if depth[layer.output] == nearest]
-    return sorted(chosen, key=lambda layer: layer.node)
+        deciding += [layer for layer in users if depth[layer.output] == nearest]
+    return sorted(deciding, key=lambda layer: layer.node)
 
 
 def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
@@ -180,15 +180,15 @@ class _Levels:
             at = max(at, self._settled_after[self._later[step.node]])
         open_scales = [self.pending[name] for name in step.reads if self.level[name] == at and self.pending[name]]
         same = len(set(open_scales)) == 1 and len(open_scales) == len(step.reads)
-        carried = open_scales[0] if open_scales else ()
-        movable = same and not self._fixed.intersection(carried) and abs(self._moved(step)) <= LARGEST_GROWTH
+        scales = open_scales[0] if open_scales else ()
+        movable = same and not self._fixed.intersection(scales) and abs(self._moved(step)) <= LARGEST_GROWTH
         if step.layer is not None:
-            return self._place_layer(step.layer, at, carried, movable)
+            return self._place_layer(step.layer, at, scales, movable)
         node = self._graph.nodes[step.node]
         if not open_scales or node.op_type in SHAPE_OPS:
             return at, ()
         if movable and (commutes_with_scale(self._graph, node) or node.input[0] in self._only_multiplied):
-            return at, carried
+            return at, scales
         return at + 1, ()
 
     def _moved(self, step: Step) -> float:
@@ -196,14 +196,14 @@ class _Levels:
         own = 0.0 if step.layer is not None else growth(self._graph, self._graph.nodes[step.node])
         return max((self._growth.get(name, 0.0) for name in step.reads), key=abs, default=0.0) + own
 
-    def _place_layer(self, layer: Layer, at: int, carried: Pending, movable: bool) -> tuple[int, Pending]:
+    def _place_layer(self, layer: Layer, at: int, scales: Pending, movable: bool) -> tuple[int, Pending]:
         size = self._graph.nbytes(layer.weight.base)
         alone = layer.weight.base in self._shared or layer.output in self._fixed
-        too_much = len(carried) >= self._longest_chain or self._load.get(at, 0) + size > STAGE_BYTES
-        if carried and (alone or too_much or not movable):
-            at, carried = at + 1, ()
+        too_much = len(scales) >= self._longest_chain or self._load.get(at, 0) + size > STAGE_BYTES
+        if scales and (alone or too_much or not movable):
+            at, scales = at + 1, ()
         self._load[at] = self._load.get(at, 0) + size
-        return at, (*carried, layer.output)
+        return at, (*scales, layer.output)
 
     def _gather(self, base: str, at: int) -> int:
         """The level of a shared weight's uses, which are measured together, in the stage of the last of them."""
@@ -223,7 +223,7 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
         if step.layer and step.layer.bias and step.layer.bias.kept and not step.layer.bias.constant
     }
     ran: dict[str, int] = {}
-    chosen: list[list[Step]] = []
+    steps_of: list[list[Step]] = []
     reads: list[set[str]] = []
     for index, group in enumerate(groups):
         wanted = [layer.output for layer in group]
@@ -240,10 +240,10 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
         outside = {name for step in here for name in step.reads} - made
         # A bias that is itself computed has to be there when the layer's output is put together.
         outside |= {bias_of[name] for name in outside if name in bias_of}
-        chosen.append(here)
+        steps_of.append(here)
         reads.append(outside)
     stages = []
-    for index, here in enumerate(chosen):
+    for index, here in enumerate(steps_of):
         later = set().union(*reads[index + 1 :])
         making = [name for step in here for name in step.makes]
         stages.append(

@@ -1,4 +1,4 @@
-"""What a model does, measured in the model itself: every layer's mean and variance on all of the data.
+"""Verification: every layer's mean and variance on all of the data, measured in the model itself.
 
 1. The file is opened by onnxruntime as it is; what onnxruntime refuses is not called ok.
 2. A few samples run through the model without onnxruntime's optimizers; every layer's output is looked at as an array,
@@ -45,10 +45,14 @@ Array = NDArray[Any]
 
 # A model with more weights than this is verified in pieces, and opened without them.
 VERIFY_BYTES = 256 << 20
-# Where inputs of this size, relative to their outputs, may be nothing but rounding.
+# Root mean square of a layer's input below which the layer's output may be nothing but rounding.
 SUSPICIOUS_INPUT = 1e-4
-NUDGE, NUDGE_IN_HALF = 1.0 + 2.0**-13, 1.0 + 2.0**-6  # well above the rounding of the types
+# What data and weights are multiplied by to tell noise from a signal: well above the rounding of the types.
+NUDGE, NUDGE_IN_HALF = 1.0 + 2.0**-13, 1.0 + 2.0**-6
 LEAST_CORRELATION = 0.98  # between a signal and the nudged one; noise has less
+# Optimized and unoptimized variances agree up to DISPUTE_ACCURACY times the accuracy, and the mean's rounding.
+DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
+SMALLEST_OUTPUT = 1e-30  # so that outputs of zeros can be compared
 SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
 # These make shapes that depend on the data, or take a shape as an input.
 SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
@@ -59,14 +63,14 @@ SHAPE_TAKERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Every layer's moments, by its output, and what is to be said about the model."""
+class ModelMoments:
+    """Layer output -> moments, and warnings about the model."""
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> Measured:
+def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> ModelMoments:
     """Measure every layer of a model as it stands."""
     try:
         return _measure(file, look, needs, units)
@@ -78,7 +82,7 @@ def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) ->
         return _measure(file, look, replace(needs, few=whole), units)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> Measured:
+def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -139,21 +143,21 @@ class _Measuring:
         self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
         self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
 
-    def run(self, outputs: Mapping[str, Array]) -> Measured:
-        found: dict[str, Moments] = {}
+    def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
+        moments: dict[str, Moments] = {}
         self.compared = list(outputs)
         try:
             for index, stage in enumerate(self.plan.stages):
-                found |= self._piece(index, stage)
+                moments |= self._piece(index, stage)
                 self.runner.forget(index)
                 self.few.forget(index)
         finally:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = self._noise(found)
-        found = {name: replace(m, noise=name in noise) for name, m in found.items()}
-        return Measured(found, tuple(warnings))
+        noise = self._noise(moments)
+        moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
+        return ModelMoments(moments, tuple(warnings))
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; carefully where the fast form is not good enough."""
@@ -203,7 +207,7 @@ class _Measuring:
             meter.add(numbers)
             here, there = meter.result(), gauge.sounding
             # A constant on the few samples, and a mean that dwarfs the spread, are seen up to rounding only.
-            slack = 10 * self.needs.accuracy * there.variance + 1e-9 * there.mean**2
+            slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
             agree = abs(here.variance - there.variance) <= slack or not (here.finite or math.isfinite(there.variance))
             if not agree and 0 not in there.shape:
                 disputed[name] = there.variance
@@ -295,9 +299,9 @@ class _Measuring:
                 )
         return warnings
 
-    def _noise(self, found: Mapping[str, Moments]) -> set[str]:
+    def _noise(self, moments: Mapping[str, Moments]) -> set[str]:
         """The layers whose output is nothing but rounding, where any layer makes one think of that."""
-        suspicious = [x for x in self.layers if x.output in found and self._tiny_input(x, found[x.output])]
+        suspicious = [x for x in self.layers if x.output in moments and self._tiny_input(x, moments[x.output])]
         if not suspicious or len(self.plan.stages) > 1:
             return set()
         outputs = [layer.output for layer in self.layers]
@@ -311,7 +315,7 @@ class _Measuring:
         }
 
     def _tiny_input(self, layer: Layer, moments: Moments) -> bool:
-        """Whether a layer's input, as its weight and output tell, is far smaller than its output."""
+        """Whether a layer's input, about sd(output) / sqrt(E[w²]·fan_in), is below SUSPICIOUS_INPUT."""
         if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
             return False
         _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
@@ -358,7 +362,7 @@ def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
     for batch in batches:
         for name, array in batch.items():
             shapes.setdefault(name, set()).add(np.shape(array)[first_axis:])
-    return all(len(found) == 1 for found in shapes.values())
+    return all(len(seen) == 1 for seen in shapes.values())
 
 
 def _makes_shapes(graph: Graph) -> bool:
@@ -376,7 +380,7 @@ def _same(one: Array, other: Array) -> bool:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), 1e-30))
+        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), SMALLEST_OUTPUT))
 
 
 def _correlation(one: Array, other: Array) -> float:

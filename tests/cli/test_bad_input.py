@@ -201,7 +201,7 @@ OPTIONS = {
     "tied": "--tied up",
     "include": "--include nothing*",
     "exclude": "--exclude nothing*",
-    "plot": "--plot picture.bmp",
+    "plot": "--plot plot.bmp",
     "weights": "--weights w.pt",
     "mean": "--mean a,b",
     "size": "--size 0",

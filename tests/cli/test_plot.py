@@ -1,4 +1,4 @@
-"""The picture: formats, what is drawn, and what happens without matplotlib."""
+"""The plot: formats, what is drawn, and what happens without matplotlib."""
 
 import os
 import subprocess
@@ -26,20 +26,20 @@ DATA = MAXOUT.with_suffix(".npy")
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 @pytest.mark.parametrize("command", ["init", "check", "compare"])
 def test_each_command_draws_each_format(tmp_path, command, kind):
-    picture = tmp_path / f"p.{kind}"
+    plot = tmp_path / f"p.{kind}"
     more = (
         ("-o", tmp_path / "m.onnx") if command == "init" else ("--inits", "lsuv,keep") if command == "compare" else ()
     )
-    done = lsuv(command, MAXOUT, "--data", DATA, "--limit", 8, "--plot", picture, *more)
+    done = lsuv(command, MAXOUT, "--data", DATA, "--limit", 8, "--plot", plot, *more)
     assert done.code == (command == "check")
     if kind == "png":
-        with Image.open(picture) as opened:
+        with Image.open(plot) as opened:
             assert opened.width > 600
             assert opened.height > 400
     elif kind == "svg":
-        assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+        assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     else:
-        data = picture.read_bytes()
+        data = plot.read_bytes()
         assert data.startswith(b"%PDF")
         assert b"%%EOF" in data[-16:]
 
@@ -61,7 +61,7 @@ def test_the_plot_says_where_it_is(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The axes of each picture that is drawn."""
+    """The axes of each plot that is drawn."""
     from matplotlib import pyplot
 
     seen = []
@@ -108,7 +108,7 @@ def test_nothing_to_draw_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["p.jpg", "p", "nowhere/p.png"])
-def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path, name):
+def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path, name):
     done = lsuv("init", RELU, "--data", "random", "-o", tmp_path / "m.onnx", "--plot", tmp_path / name)
     assert done.code == 2
     assert done.err.startswith("lsuv: --plot")
@@ -124,12 +124,12 @@ def test_a_full_disk_is_an_error(monkeypatch, tmp_path):
     ("package", "words", "advice"),
     [
         ("matplotlib", ["init", str(MAXOUT), "--data", "random", "--plot", "p.png"], "pip install 'lsuv-cli[plot]'"),
-        ("PIL", ["inspect", str(RELU), "--data", "pictures"], "lsuv-cli[images]"),
+        ("PIL", ["inspect", str(RELU), "--data", "images"], "lsuv-cli[images]"),
     ],
 )
 def test_a_missing_extra_is_named_with_the_way_to_get_it(tmp_path, package, words, advice):
-    (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (40, 40)).save(tmp_path / "pictures" / "a.png")
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (40, 40)).save(tmp_path / "images" / "a.png")
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"  # an import of it fails now
         "from lsuv_cli.cli import main; main()"
@@ -140,4 +140,4 @@ def test_a_missing_extra_is_named_with_the_way_to_get_it(tmp_path, package, word
     assert done.returncode == 2
     assert advice in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]

@@ -1,4 +1,4 @@
-"""Pictures as data: decoded, resized, cropped and normalized as the model's input wants them."""
+"""Images as data: decoded, resized, cropped and normalized as the model's input wants them."""
 
 import json
 
@@ -13,7 +13,7 @@ from shell import lsuv
 
 
 def network(kind="float", shape="N,3,8,8"):
-    """The mean of the pictures is the mean of the only layer's output: its weight is an identity."""
+    """The mean of the images is the mean of the only layer's output: its weight is an identity."""
     last = shape.endswith((",3", ",1"))
     channels = 1 if shape.endswith(",1") or ",1," in shape else 3
     weight = np.eye(channels, dtype=np.float32).reshape(channels, channels, 1, 1)
@@ -29,8 +29,8 @@ def noise(*shape, seed=0):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    return tmp_path / "pictures"
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
 
 
 def measured(proto, folder, **settings):
@@ -43,7 +43,7 @@ def expect(found, array):
     assert found[1] == pytest.approx(array.var(), rel=1e-4)
 
 
-def test_a_picture_of_the_right_size_is_divided_by_255(folder):
+def test_an_image_of_the_right_size_is_divided_by_255(folder):
     pixels = [noise(8, 8, 3, seed=k) for k in range(3)]
     for k, array in enumerate(pixels):
         Image.fromarray(array).save(folder / f"{k}.png")
@@ -72,13 +72,13 @@ def test_channels_go_where_the_input_has_them(folder, shape):
     assert (mean, variance) == (1.0, 0.0)
 
 
-def test_a_grey_input_makes_pictures_grey(folder):
+def test_a_grey_input_makes_images_grey(folder):
     pixels = noise(8, 8, 3)
     Image.fromarray(pixels).save(folder / "a.png")
     expect(measured(network(shape="N,1,8,8"), folder), np.asarray(Image.fromarray(pixels).convert("L")) / 255.0)
 
 
-def test_transparent_palette_and_grey_pictures_are_read_too(folder):
+def test_transparent_palette_and_grey_images_are_read_too(folder):
     Image.fromarray(noise(8, 8, 4)).save(folder / "a.png")
     Image.fromarray(noise(8, 8)).save(folder / "b.png")
     Image.fromarray(noise(8, 8, 3)).convert("P").save(folder / "c.png")
@@ -93,7 +93,7 @@ def test_an_integer_input_gets_the_bytes(folder):
 
 
 def test_the_middle_is_cropped(folder):
-    """A wide picture: black at both ends, white in the middle."""
+    """A wide image: black at both ends, white in the middle."""
     pixels = np.zeros((8, 24, 3), np.uint8)
     pixels[:, 8:16] = 255
     Image.fromarray(pixels).save(folder / "a.png")
@@ -119,7 +119,7 @@ def test_an_open_size_is_given_with_size(folder):
 def test_jpeg_and_png_in_the_order_of_their_names(folder):
     for k, name in enumerate(["b.jpg", "a.JPEG", "c.png"]):
         Image.fromarray(np.full((8, 8, 3), 50 * k, np.uint8)).save(folder / name, format="PNG" if k == 2 else "JPEG")
-    (folder / "notes.txt").write_text("not a picture")
+    (folder / "notes.txt").write_text("not an image")
     first = inspect(network(), [str(folder)], limit=1)
     assert first.samples == 1
     assert first.layers[0].mean == pytest.approx(50 / 255, abs=0.01)
@@ -159,7 +159,7 @@ def test_wrong_options(folder, options, expected):
     assert expected in done.err
 
 
-def test_a_damaged_picture_is_named(folder):
+def test_a_damaged_image_is_named(folder):
     Image.fromarray(noise(8, 8, 3)).save(folder / "a.png")
     (folder / "b.png").write_bytes((folder / "a.png").read_bytes()[:60])
     done = lsuv("inspect", _saved(folder, network()), "--data", folder)
@@ -168,9 +168,9 @@ def test_a_damaged_picture_is_named(folder):
     assert done.err.count("\n") == 1
 
 
-def test_a_model_that_takes_no_pictures(folder):
+def test_a_model_that_takes_no_images(folder):
     Image.fromarray(noise(8, 8, 3)).save(folder / "a.png")
     proto = model("g (float[N,6] x) => (float[N,3] y) { y = MatMul(x, W) }", W=normal(6, 3))
     done = lsuv("inspect", _saved(folder, proto), "--data", folder)
     assert done.code == 2
-    assert "pictures do not fit input 'x'" in done.err
+    assert "images do not fit input 'x'" in done.err

@@ -92,7 +92,7 @@ RESIDUAL = """g (float[N,8] x) => (float[N,8] y) {
 
 def test_residual():
     order = [("wa", "a"), ("wb", "b"), ("wy", "y")]
-    # a and b owe different scales, so their sum has to wait for both.
+    # a and b have different pending scales, so their sum has to wait for both.
     assert agrees(RESIDUAL, order, **squares(["wa", "wb", "wy"])) == 2
 
 

@@ -263,7 +263,7 @@ def test_small_matrices_leave_blas_one_thread_and_then_give_the_others_back(
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8191, 8192, 8193, 50_000])
 def test_moments_of_a_weight_count_every_entry_once(size: int) -> None:
-    # No two entries have the same share, so that a lost or doubled one shows.
+    # No two entries have the same fraction of the sum, so that a lost or doubled one shows.
     array = np.random.default_rng(size).standard_normal(size).astype(np.float32) + np.arange(size, dtype=np.float32)
     wide = array.astype(np.float64)
     expected = (wide.mean(), (wide**2).mean()) if size else (0.0, 0.0)
