@@ -424,7 +424,8 @@ def test_a_folded_weight_goes_home_with_its_bias_or_not_at_all():
     shift.raw_data = normal(6, seed=77).tobytes()
     data = normal(16, 6, 2, 2)
     done = run(proto, like, data)
-    assert [item.name for item in done.report.carried.left] == ["W0", "b0"] and done.report.exit_code == 1
+    assert [item.name for item in done.report.carried.left] == ["W0", "b0"]
+    assert done.report.exit_code == 1
     assert all("optimize=False" in item.reason for item in done.report.carried.left)
     np.testing.assert_array_equal(done.weights["c0.weight"], like["c0.weight"])
     assert not np.array_equal(done.weights["c1.weight"], like["c1.weight"])
