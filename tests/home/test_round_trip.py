@@ -21,7 +21,8 @@ HAND_WRITTEN = [name for name in NETWORKS if name not in LIBRARIES]
 REFUSED = {
     "orthogonal parametrization": "linalg_householder_product",  # neither exporter knows it
 }
-TOLD = {"spectral_norm", "weight standardization"}  # weights computed from others, in a way that cannot be undone
+# Weights computed from others, in a way that cannot be undone.
+TOLD = {"spectral_norm", "timm NF-ResNet", "weight standardization"}
 
 
 def needed(name):
