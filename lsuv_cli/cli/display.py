@@ -27,7 +27,7 @@ BAR_STEP = 10.0
 RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
 SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
-NAMED = 3  # tensors that the summary names
+NAMED = 3  # tensors that the summary names for a reason
 
 Layers = Sequence[LayerReport]
 
@@ -158,9 +158,16 @@ def carried(account: Carried) -> str:
     text = f"carried {account.tensors} of {_plural(account.total, 'tensor')}"
     if not account.left:
         return text
-    named = ", ".join(f"{item.name} ({item.reason})" for item in account.left[:NAMED])
-    more = f" and {len(account.left) - NAMED} more" if len(account.left) > NAMED else ""
-    return f"{text}; {len(account.left)} could not be carried: {named}{more}"
+    about: dict[str, list[str]] = {}
+    for item in account.left:
+        about.setdefault(item.reason, []).append(item.name)
+    return f"{text}; {len(account.left)} could not be carried: {'; '.join(_named(*item) for item in about.items())}"
+
+
+def _named(reason: str, names: Sequence[str]) -> str:
+    """A few of the tensors that share a reason, and the reason once."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more} ({reason})"
 
 
 def _facts(report: Report) -> str:

@@ -111,9 +111,12 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
         if all(np.array_equal(array, arrays[0]) for array in arrays):
             return arrays[0], ""
         return None, f"{name} is one tensor in the module, and here its uses have different ones (`tied='share'`)"
-    first = given[0][0]
-    rest = first.rest if first.rest is not None else np.zeros(first.shape, arrays[0].dtype)
-    whole = np.array(rest)
+    rest = next((part.rest for part, _ in given if part.rest is not None), None)
+    # A part of all places has no shape of its own beside parts of some.
+    shape = next(
+        (x.shape for (part, _), x in zip(given, arrays, strict=True) if part.places is None), given[0][0].shape
+    )
+    whole = np.array(rest) if rest is not None else np.zeros(shape, arrays[0].dtype)
     done = np.zeros(whole.size, bool)
     for (part, _), array in zip(given, arrays, strict=True):
         places = part.places if part.places is not None else np.arange(whole.size)
@@ -122,7 +125,7 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
             return None, f"{name} is one tensor in the module, and here its uses have different ones"
         whole.reshape(-1)[places] = flat
         done[places] = True
-    if first.rest is None and not done.all():
+    if rest is None and not done.all():
         return None, f"only a part of {name} was initialized, and the rest is not in the file"
     return whole, ""
 

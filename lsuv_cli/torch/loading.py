@@ -58,7 +58,7 @@ def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
             state[name] = _tensor(done.weights[name])
         net.load_state_dict(state, strict=True)
         yield _assigned(net, done)
-    except BaseException:
+    except BaseException:  # an interruption too must leave the network as it was
         net.load_state_dict(before, strict=True)
         raise
 

@@ -70,6 +70,7 @@ TIMM: dict[str, tuple[str, int, dict[str, Any]]] = {
     "timm Swin": ("swin_tiny_patch4_window7_224", 32,
                   {"img_size": 32, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}),
     "timm ConvNeXt": ("convnext_atto", 32, {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)}),
+    "timm NF-ResNet": ("nf_resnet26", 32, {}),  # weight standardization
     "timm MLP-Mixer": ("mixer_s32_224", 64, {"img_size": 64}),
     "timm GhostNet": ("ghostnet_050", 32, {}),
     "timm MobileViT": ("mobilevit_xxs", 32, {}),

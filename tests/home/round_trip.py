@@ -3,21 +3,27 @@
 `python tests/home/round_trip.py [NAME ...]` prints the table of docs/pytorch.md. Each network takes five ways: the one
 call, and through a file with either exporter, home by value (`--like`) or by name. What is measured at home is measured
 here, by plain forward hooks and by the network's output beside the written file's, not by the code under test.
+
+Small networks come first. With `--results FILE` each network's row is saved as soon as it is known, and rows that the
+file has are not run again.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import inspect
 import io
+import json
 import logging
 import sys
 import tempfile
 import time
 import warnings
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,6 +54,9 @@ class Outcome:
     words: str
     reason: str = ""  # why not all of it came home
     wrong: list[str] = field(default_factory=list)
+    compared: int = 0  # layers measured by hooks beside the report
+    uncompared: int = 0  # those that the report has not, or not as often as they were called
+    seconds: float = 0.0
 
 
 def called(net: nn.Module, batch: Batch) -> list[torch.Tensor]:
@@ -89,19 +98,22 @@ def variances(net: nn.Module, batch: Batch) -> dict[str, list[float]]:
     return found
 
 
-def off(report: Report, net: nn.Module, batch: Batch) -> list[str]:
-    """The layers that the report calls ok and that are not, by hooks."""
+def off(report: Report, net: nn.Module, batch: Batch) -> tuple[list[str], int, int]:
+    """The layers that the report calls ok and that are not, by hooks; how many were compared, and how many not."""
     found = variances(net, batch)
-    wrong = []
+    wrong: list[str] = []
+    compared = uncompared = 0
     for module, values in found.items():
         entries = [layer for layer in report.layers if layer.module == module and layer.op in
                    {"Conv", "ConvTranspose", "Gemm", "MatMul"}]  # fmt: skip
         if len(entries) != len(values):
+            uncompared += 1
             continue
+        compared += 1
         for entry, value in zip(entries, values, strict=True):
             if entry.status == "ok" and not abs(value - 1) <= TOLERANCE:
                 wrong.append(f"{module} has variance {value:.4g} at home")
-    return wrong
+    return wrong, compared, uncompared
 
 
 def export(net: nn.Module, batch: Batch, path: Path, exporter: str, folded: bool = False) -> Path:
@@ -156,9 +168,9 @@ def by_call(name: str, **settings: Any) -> Outcome:
 def judged(report: Report, net: nn.Module, batch: Batch) -> Outcome:
     ok = sum(layer.status in {"ok", "tied"} for layer in report.layers)
     rest = [layer for layer in report.layers if layer.status not in {"ok", "tied"}]
-    wrong = [] if report.exit_code else off(report, net, batch)
+    wrong, compared, uncompared = ([], 0, 0) if report.exit_code else off(report, net, batch)
     if not report.exit_code and not any(isinstance(part, WITHOUT_TRAINING_MODE) for part in net.modules()):
-        wrong += [f"in train mode {text}" for text in off(report, net.train(), batch)]
+        wrong += [f"in train mode {text}" for text in off(report, net.train(), batch)[0]]
         net.eval()
     words = f"{ok}" if not rest else f"{ok} of {len(report.layers)}"
     assert report.carried is not None
@@ -167,7 +179,7 @@ def judged(report: Report, net: nn.Module, batch: Batch) -> Outcome:
     if report.exit_code:
         bad = next(x for x in rest if x.status not in {"skipped", "excluded"})
         return Outcome(f"told: {words}", f"{bad.module or bad.name} {bad.status}: {'; '.join(bad.notes)}", wrong)
-    return Outcome(words, rest[0].notes[0] if rest and rest[0].notes else "", wrong)
+    return Outcome(words, rest[0].notes[0] if rest and rest[0].notes else "", wrong, compared, uncompared)
 
 
 def by_file(name: str, path: Path, way: str, folded: bool = False) -> Outcome:
@@ -204,50 +216,97 @@ def difference(net: nn.Module, batch: Batch, path: Path, given: dict[str, np.nda
     return max(float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-9)) for one, other in pairs)
 
 
-def ways(name: str, exporter: str, directory: Path, folded: bool = False) -> dict[str, Outcome]:
+def ways(name: str, exporter: str, directory: Path, folded: bool = False) -> Iterator[tuple[str, Outcome]]:
     """Both ways home from one exporter's file."""
     net, batch = NETWORKS[name]()
+    problem = ""
     try:
         path = export(net, batch, directory / "model.onnx", exporter, folded)
-    except Exception as problem:
-        return dict.fromkeys(("like", "names"), Outcome("not exported", type(problem).__name__))
+    except Exception as failed:
+        problem = type(failed).__name__
+    if not problem:
+        try:
+            if not difference(net, batch, path, feeds(path, net, batch)) <= 1e-3:
+                problem = "the exported file computes something else"
+        except Exception:  # of onnxruntime, which gives its own kinds
+            problem = "onnxruntime cannot run the exported file"
+    for way in ("like", "names"):
+        yield way, Outcome("not exported", problem) if problem else by_file(name, path, way, folded)
+
+
+def row(name: str) -> dict[str, Outcome]:
+    """All ways of one network."""
+    begun = time.perf_counter()
+
+    def timed(outcome: Outcome) -> Outcome:
+        nonlocal begun
+        outcome.seconds, begun = round(time.perf_counter() - begun, 1), time.perf_counter()
+        return outcome
+
     try:
-        gap = difference(net, batch, path, feeds(path, net, batch))
-    except Exception:  # of onnxruntime, which gives its own kinds
-        return dict.fromkeys(("like", "names"), Outcome("not exported", "onnxruntime cannot run the exported file"))
-    if not gap <= 1e-3:
-        return dict.fromkeys(("like", "names"), Outcome("not exported", "the exported file computes something else"))
-    return {way: by_file(name, path, way, folded) for way in ("like", "names")}
+        found = {"one call": timed(by_call(name))}
+        with tempfile.TemporaryDirectory() as directory:
+            for exporter in EXPORTERS:
+                for way, outcome in ways(name, exporter, Path(directory)):
+                    found[f"{exporter} {way}"] = timed(outcome)
+    except Exception as problem:
+        return {"any": Outcome("failed", repr(problem), [repr(problem)])}
+    return found
 
 
-def main(names: list[str]) -> None:
+def saved(path: Path | None) -> dict[str, dict[str, Outcome]]:
+    """The rows that an earlier run has left."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {x["network"]: {way: Outcome(**outcome) for way, outcome in x["ways"].items()} for x in rows}
+
+
+def size(name: str) -> int:
+    return sum(tensor.numel() for tensor in NETWORKS[name]()[0].state_dict().values())
+
+
+def run(names: list[str], results: Path | None) -> dict[str, dict[str, Outcome]]:
+    """The rows of all networks, the small ones first."""
+    rows = saved(results)
+    for name in sorted((name for name in names if name not in rows), key=size):
+        rows[name] = row(name)
+        if results is not None:
+            with results.open("a") as file:
+                ways = {way: asdict(outcome) for way, outcome in rows[name].items()}
+                file.write(json.dumps({"network": name, "ways": ways}) + "\n")
+        seconds = sum(outcome.seconds for outcome in rows[name].values())
+        print(f"{name}: {' | '.join(x.words for x in rows[name].values())} ({seconds:.0f} s)", file=sys.stderr)
+        for way, outcome in rows[name].items():
+            for text in outcome.wrong:
+                print(f"{name}, {way}: WRONG: {text}", file=sys.stderr, flush=True)
+    return {name: rows[name] for name in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks of networks.py; all, if none is given")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="rows that are known, one in a line of JSON")
+    chosen = parser.parse_args()
+    if unknown := [name for name in chosen.names if name not in NETWORKS]:
+        parser.error(f"no network is called {unknown[0]!r}; there are: {', '.join(NETWORKS)}")
+    rows = run(chosen.names or list(NETWORKS), chosen.results)
     packages = ("torch", "torchvision", "timm", "transformers", "onnxscript", "onnxruntime")
     print(", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages), "\n")
     print("| network | one call | legacy, `--like` | legacy, names | dynamo, `--like` | dynamo, names |")
     print("|---|---|---|---|---|---|")
-    wrong = 0
     reasons: dict[str, list[str]] = {}
-    for name in names or NETWORKS:
-        begun = time.perf_counter()
-        try:
-            found = {"one call": by_call(name)}
-            with tempfile.TemporaryDirectory() as directory:
-                for exporter in EXPORTERS:
-                    found |= {f"{exporter} {way}": x for way, x in ways(name, exporter, Path(directory)).items()}
-        except Exception as problem:
-            found = {"any": Outcome("failed", repr(problem), [repr(problem)])}
-        print(f"| {name} | {' | '.join(outcome.words for outcome in found.values())} |", flush=True)
+    for name, found in rows.items():
+        print(f"| {name} | {' | '.join(outcome.words for outcome in found.values())} |")
         for way, outcome in found.items():
             if outcome.reason:
                 reasons.setdefault(outcome.reason, []).append(f"{name}, {way}")
-            for text in outcome.wrong:
-                wrong += 1
-                print(f"{name}, {way}: {text}", file=sys.stderr, flush=True)
-        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
     for reason, where in reasons.items():
         print(f"- {where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''}: {reason}")
-    print(f"\n{wrong} called right that is not", file=sys.stderr)
+    outcomes = [outcome for found in rows.values() for outcome in found.values()]
+    wrong = sum(len(outcome.wrong) for outcome in outcomes)
+    compared, rest = (sum(getattr(outcome, kind) for outcome in outcomes) for kind in ("compared", "uncompared"))
+    print(f"\n{wrong} called right that are not; by hooks {compared} layers compared, {rest} not found in the report")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -21,7 +21,8 @@ HAND_WRITTEN = [name for name in NETWORKS if name not in LIBRARIES]
 REFUSED = {
     "orthogonal parametrization": "linalg_householder_product",  # neither exporter knows it
 }
-TOLD = {"spectral_norm", "weight standardization"}  # weights computed from others, in a way that cannot be undone
+# Weights computed from others, in a way that cannot be undone.
+TOLD = {"spectral_norm", "timm NF-ResNet", "weight standardization"}
 
 
 def needed(name):
@@ -52,7 +53,7 @@ def test_the_one_call(name):
 def test_through_a_file(name, exporter, tmp_path):
     """Nothing comes home wrong with exit code 0, by value or by name."""
     needed(name)
-    for way, outcome in ways(name, exporter, tmp_path).items():
+    for way, outcome in ways(name, exporter, tmp_path):
         assert not outcome.wrong, way
 
 
@@ -60,5 +61,5 @@ def test_through_a_file(name, exporter, tmp_path):
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_through_a_file_as_exporters_write_it_by_default(name, exporter, tmp_path):
     """With BatchNorm folded, equal tensors merged and weights transposed: right, or told."""
-    for way, outcome in ways(name, exporter, tmp_path, folded=True).items():
+    for way, outcome in ways(name, exporter, tmp_path, folded=True):
         assert not outcome.wrong, way

@@ -18,6 +18,8 @@ from helpers import variances
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+from networks import EAGER, SMALL  # noqa: E402  it needs torch, and makes torchvision usable for transformers
+
 nn: Any = torch.nn
 
 
@@ -110,29 +112,27 @@ class First(nn.Module):
 def hugging(kind):
     import transformers as t
 
-    small = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    eager = {"attn_implementation": "eager"}
     match kind:
         case "ViT":
-            return First(t.ViTModel(t.ViTConfig(**small, image_size=32, patch_size=8, **eager))), images()
+            return First(t.ViTModel(t.ViTConfig(**SMALL, image_size=32, patch_size=8, **EAGER))), images()
         case "BERT":
-            return First(t.BertModel(t.BertConfig(**small, vocab_size=50, max_position_embeddings=32, **eager))), ids()
+            return First(t.BertModel(t.BertConfig(**SMALL, vocab_size=50, max_position_embeddings=32, **EAGER))), ids()
         case "GPT-2":
             config = t.GPT2Config(
                 n_layer=2, n_embd=32, n_head=4, vocab_size=50, n_positions=32, use_cache=False, bos_token_id=0,
-                eos_token_id=0, **eager,
+                eos_token_id=0, **EAGER,
             )  # fmt: skip
             return First(t.GPT2LMHeadModel(config), masked=True), ids()
         case "Llama-like":
             config = t.LlamaConfig(
-                **small, vocab_size=50, num_key_value_heads=2, max_position_embeddings=32, use_cache=False,
-                bos_token_id=0, eos_token_id=0, pad_token_id=0, **eager,
+                **SMALL, vocab_size=50, num_key_value_heads=2, max_position_embeddings=32, use_cache=False,
+                bos_token_id=0, eos_token_id=0, pad_token_id=0, **EAGER,
             )  # fmt: skip
             return First(t.LlamaForCausalLM(config), masked=True), ids()
         case "Whisper encoder":
             config = t.WhisperConfig(
                 d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64, num_mel_bins=16,
-                max_source_positions=20, **eager,
+                max_source_positions=20, **EAGER,
             )  # fmt: skip
             encoder = t.models.whisper.modeling_whisper.WhisperEncoder(config)
             return First(encoder), (torch.randn(4, 16, 40, generator=torch.Generator().manual_seed(0)),)
@@ -165,15 +165,17 @@ HUGGING = ["ViT", "BERT", "GPT-2", "Llama-like", "Whisper encoder"]
 ROWS: dict[tuple[str, str], str] = {}
 
 
-def exported(name: str, dynamo: bool, path: Path):
+def built(name: str):
     torch.manual_seed(0)
     module, inputs = PLAIN[name]() if name in PLAIN else hugging(name)
-    module.eval()
+    return module.eval(), inputs
+
+
+def export(module: Any, inputs: tuple[Any, ...], dynamo: bool, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = {} if dynamo else {"opset_version": 17, "do_constant_folding": True}
         torch.onnx.export(module, inputs, str(path), dynamo=dynamo, input_names=["x"], verbose=False, **options)
-    return inputs[0].numpy()
 
 
 @pytest.mark.parametrize("exporter", ["legacy", "dynamo"])
@@ -181,8 +183,10 @@ def exported(name: str, dynamo: bool, path: Path):
 def test_an_export_is_initialized(name, exporter, tmp_path):
     if name in HUGGING:
         pytest.importorskip("transformers")
+    module, inputs = built(name)
+    x = inputs[0].numpy()
     try:
-        x = exported(name, exporter == "dynamo", tmp_path / "m.onnx")
+        export(module, inputs, exporter == "dynamo", tmp_path / "m.onnx")
     except Exception as problem:  # the exporter's own failure is not ours
         ROWS[name, exporter] = "not exported"
         pytest.skip(f"PyTorch could not export it: {str(problem).splitlines()[0][:100]}")
