@@ -113,7 +113,9 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
         return None, f"{name} is one tensor in the module, and here its uses have different ones (`tied='share'`)"
     rest = next((part.rest for part, _ in given if part.rest is not None), None)
     # A part of all places has no shape of its own beside parts of some.
-    shape = next((x.shape for (part, _), x in zip(given, arrays, strict=True) if part.places is None), given[0][0].shape)
+    shape = next(
+        (x.shape for (part, _), x in zip(given, arrays, strict=True) if part.places is None), given[0][0].shape
+    )
     whole = np.array(rest) if rest is not None else np.zeros(shape, arrays[0].dtype)
     done = np.zeros(whole.size, bool)
     for (part, _), array in zip(given, arrays, strict=True):
