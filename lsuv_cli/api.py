@@ -6,6 +6,7 @@ The command line is a thin shell over them.
 from __future__ import annotations
 
 import contextlib
+import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,12 +34,12 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
-            arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
-            for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
-            "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
+    arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
+    for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
+    "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
 _DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
-            be an input or another output, and these are checked with them."""
+    be an input or another output, and these are checked with them."""
 
 
 def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
@@ -51,15 +52,12 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
             shown = str(default) if isinstance(default, str) else repr(default)
             lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
         assert function.__doc__ is not None
-        shared = {
-            "{model}": _MODEL,
-            "{data}": _DATA,
-            "{listen}": _LISTEN,
-            "{drawn}": _DRAWN,
-            "{settings}": "\n        ".join(lines),
-        }
-        for mark, text in shared.items():
-            function.__doc__ = function.__doc__.replace(mark, text)
+        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN}
+        shared["{settings}"] = "\n".join(lines)
+        text = inspect_module.cleandoc(function.__doc__)  # Python 3.13 has done so already
+        for mark, words in shared.items():
+            text = text.replace(mark, words.replace("\n", "\n    "))
+        function.__doc__ = text
         return function
 
     return complete

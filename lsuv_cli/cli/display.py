@@ -198,7 +198,7 @@ def _print(layers: Layers, columns: Sequence[Column], console: Console) -> None:
 
 def _head(layers: Layers) -> list[Column]:
     return [
-        Column("module", [layer.module for layer in layers], left=True, rank=2),
+        Column("module", [layer.module for layer in layers], left=True, rank=2, names=True),
         Column("op", [layer.op for layer in layers], left=True, rank=1),
         Column("weight", ["x".join(map(str, layer.shape)) for layer in layers], left=True, rank=2),
     ]
@@ -225,7 +225,8 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     about: dict[str, list[str]] = {}
     for layer in report.layers:
         for note in layer.notes:
-            about.setdefault(note, []).append(layer.name)
+            named = layer.module and layer.module != layer.name
+            about.setdefault(note, []).append(f"{layer.module} ({layer.name})" if named else layer.name)
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

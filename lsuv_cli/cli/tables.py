@@ -22,6 +22,7 @@ class Column:
     cells: Sequence[str | Text]
     left: bool = False
     rank: int = 0
+    names: bool = False  # better names of the rows
 
     def __post_init__(self) -> None:
         shown = [printable(cell) if isinstance(cell, str) else cell for cell in self.cells]
@@ -33,7 +34,10 @@ class Column:
 
 
 def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterator[Text]:
-    """The lines of a table whose first column holds the layers' names. Columns that say nothing are left out."""
+    """The lines of a table whose first column holds the layers' names. Columns that say nothing are left out.
+
+    A column of better names takes their place where there is no room for both.
+    """
     names = [printable(name) for name in names]
     used = [column for column in columns if any(_length(cell) for cell in column.cells)]
     longest = max(5, *(cell_len(name) for name in names), 0)
@@ -44,12 +48,16 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterat
             gap = 1
         elif leaving is not None and (leaving.rank == 1 or room < min(longest, SHORTEST_NAME)):
             used.remove(leaving)
+            if leaving.names:
+                names = [str(cell) or name for cell, name in zip(leaving.cells, names, strict=True)]
+                longest = max(5, *(cell_len(name) for name in names), 0)
         else:
             break
     room = max(min(room, longest), 5)
     yield _line(set_cell_size("layer", room), [(column.title, column) for column in used], gap, "bold")
+    head = _head(names, room)
     for k, name in enumerate(names):
-        yield _line(elided(name, room), [(column.cells[k], column) for column in used], gap)
+        yield _line(elided(name, room, head), [(column.cells[k], column) for column in used], gap)
 
 
 def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:
@@ -67,13 +75,21 @@ def _length(cell: str | Text) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
-def elided(name: str, width: int) -> str:
-    """A name, without its middle if it is too long: names differ at both ends."""
+def elided(name: str, width: int, head: int | None = None) -> str:
+    """A name, without its middle if it is too long: names differ at both ends. `head` is the width before the cut."""
     if cell_len(name) <= width:
         return set_cell_size(name, width)
-    head = _fitting(name, (width - 1) // 2)
-    tail = _fitting(reversed(name), width - 1 - cell_len(head))[::-1]
-    return set_cell_size(f"{head}…{tail}", width)
+    start = _fitting(name, (width - 1) // 2 if head is None else head)
+    tail = _fitting(reversed(name), width - 1 - cell_len(start))[::-1]
+    return set_cell_size(f"{start}…{tail}", width)
+
+
+def _head(names: Sequence[str], width: int) -> int:
+    """The head nearest to one half with which names that differ do so after the cut; one half if there is none."""
+    half = (width - 1) // 2
+    different = set(names)
+    heads = sorted(range(width), key=lambda head: abs(head - half))
+    return next((head for head in heads if len({elided(x, width, head) for x in different}) == len(different)), half)
 
 
 def _fitting(characters: Iterable[str], width: int) -> str:

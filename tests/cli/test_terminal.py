@@ -13,8 +13,9 @@ import pytest
 from rich.cells import cell_len
 
 from helpers import model, normal
-from lsuv_cli.cli import tables
+from lsuv_cli.cli import display, tables
 from lsuv_cli.cli.tables import Column
+from lsuv_cli.report import Carried, NotCarried
 from shell import LSUV, MAXOUT, lsuv, on_a_terminal
 
 DATA = MAXOUT.with_suffix(".npy")
@@ -71,8 +72,10 @@ def test_long_names_and_many_layers_fit_80_columns(long, command):
     code, text = on_a_terminal(command, long / "long.onnx", "--data", long / "d.npy", *more)
     assert code == (command == "check")
     lines = [ESCAPE.sub("", line).rstrip("\r").split("\r")[-1] for line in text.split("\n")]
-    rows = [line for line in lines if "MatMul" in line]
+    rows = [line for line in lines if line.startswith("encoder.")]  # the module, not the node
     assert len(rows) >= 60
+    # The columns of init leave no room for what these names differ in.
+    assert command == "init" or len({line.split()[0] for line in rows}) >= 60
     assert max(cell_len(line) for line in rows) <= 80
     assert all("…" in line.split()[0] for line in rows)  # names are cut, numbers are not
     assert not any("…" in cell for line in rows for cell in line.split()[1:])
@@ -109,6 +112,26 @@ def test_columns_leave_in_their_order_and_names_are_cut_in_the_middle():
         "layer           variance",
         "encoder….weight   1.0000",
         "ip1              1.0e-10",
+    ]
+
+
+def test_a_reason_for_tensors_that_stay_is_said_once():
+    left = (*(NotCarried(f"W{k}", "folded") for k in range(5)), NotCarried("V", "computed"))
+    text = display.carried(Carried(2, 8, left))
+    assert text == "carried 2 of 8 tensors; 6 could not be carried: W0, W1, W2 and 2 more (folded); V (computed)"
+
+
+def test_modules_take_the_place_of_nodes_where_there_is_no_room_for_both():
+    nodes = [f"node_MatMul_{k}" for k in range(2)]
+    modules = [f"bert.encoder.layer.{k}.attention.self.query" for k in range(2)]
+    columns = [Column("module", modules, left=True, rank=2, names=True), Column("variance", ["1.0000", "0.5000"])]
+    wide = [line.plain for line in tables.lines(nodes, columns, 80)]
+    assert wide[1] == "node_MatMul_0  bert.encoder.layer.0.attention.self.query    1.0000"
+    # The cut leaves the number, by which the two differ.
+    assert [line.plain for line in tables.lines(nodes, columns, 40)] == [
+        "layer                           variance",
+        "bert.encoder.layer.0…self.query   1.0000",
+        "bert.encoder.layer.1…self.query   0.5000",
     ]
 
 

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 from helpers import model, normal, tensor
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.home.named import _assembled
+from lsuv_cli.home.names import Part
 
 
 def two_layers():
@@ -492,3 +494,17 @@ def test_the_round_trip(tmp_path, build, dynamo):
     (expected,) = session.run(None, {"x": data.numpy()})
     with torch.no_grad():
         np.testing.assert_allclose(module(data).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tensor_that_one_node_reads_whole_and_another_in_parts():
+    """A packed bias of zeros that an exporter merged with another: told whole, and row by row."""
+    whole = Part("in_proj_bias", lambda array: array)
+    rows = Part("in_proj_bias", lambda array: array, np.arange(2, 4), np.ones(6, np.float32))
+    zeros = np.zeros(6, np.float32)
+    for order in ([(whole, zeros), (rows, zeros[:2])], [(rows, zeros[:2]), (whole, zeros)]):
+        array, reason = _assembled("in_proj_bias", order)
+        assert not reason
+        np.testing.assert_array_equal(array, zeros)
+    array, reason = _assembled("in_proj_bias", [(whole, zeros), (rows, zeros[:2] + 1)])
+    assert array is None
+    assert "different" in reason
