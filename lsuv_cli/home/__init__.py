@@ -1,1 +1,1 @@
-"""The way home: initialized weights under the names and layouts of the framework that exported the model."""
+"""The way home: initialized weights under the names and in the layouts of the network that was exported."""

@@ -1,8 +1,8 @@
-"""The calls of PyTorch operators that nodes were made from, as PyTorch's exporter (dynamo=True) writes them down.
+"""The PyTorch call that each node was exported from, as PyTorch's exporter (dynamo=True) records it in metadata.
 
 Each node carries the text of its call, `%linear = call_function[target=torch.ops.aten.linear.default](args = (%x,
-%p_fc_weight, %p_fc_bias), ...)`, and the graph says which parameter `p_fc_weight` is. So the module's own name of a
-weight is known whatever became of its tensor in the file.
+%p_fc_weight, %p_fc_bias), ...)`, and the graph's metadata says which parameter `p_fc_weight` is. So a weight's name in
+the module is known even if its tensor was renamed, transposed or merged with another in the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Call:
 
 
 def signature(model: onnx.ModelProto) -> dict[str, str]:
-    """The module's names of all parameters and buffers, by their names in calls; empty if the file has none."""
+    """Name in calls -> name in the module, for all parameters and buffers; empty if the file has no signature."""
     for entry in model.graph.metadata_props:
         if entry.key == SIGNATURE:
             return dict(_INPUT.findall(entry.value))
@@ -41,7 +41,7 @@ def signature(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def of_node(node: NodeProto, known: Mapping[str, str]) -> Call | None:
-    """The call that a node was made from."""
+    """The call that a node was exported from; None if its metadata has none."""
     for entry in node.metadata_props:
         if entry.key == CALL and (found := _CALL.search(entry.value)):
             names = (part.strip().removeprefix("%") for part in _split(found[2]))
@@ -50,7 +50,7 @@ def of_node(node: NodeProto, known: Mapping[str, str]) -> Call | None:
 
 
 def _split(text: str) -> list[str]:
-    """Arguments apart, lists and tuples among them whole."""
+    """The text of each argument, split at commas outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")

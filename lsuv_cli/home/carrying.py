@@ -1,9 +1,10 @@
 """The new weights in the network's own checkpoint.
 
-1. The edited model is looked at where the exported one was (matching.py). Where a use has other numbers than before,
-   they go to where the old ones came from.
-2. Then every use is read back from the new checkpoint. A tensor that does not give all its uses what the model has
-   (one at home, two in the model) stays as it was, and the uses that changed are reported as not carried.
+1. Each use of a constant (matching.py) is compared between the exported and the edited model. If its values changed,
+   the new values are written to the checkpoint tensors that the old values came from.
+2. Then every use is read back from the new checkpoint. A tensor that does not reproduce the model's values for all its
+   uses (one tensor in the checkpoint, two in the model) keeps its old values, and its changed uses are reported as
+   not carried.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Array = NDArray[Any]
 
 
 def carry(matching: Matching, graph: Graph, read: Read) -> tuple[dict[str, Array], Carried]:
-    """The whole checkpoint with the edited model's numbers, and an account of it."""
+    """The whole checkpoint with the edited model's values, and the counts for the report."""
     return _Carrier(matching, graph, read).run()
 
 
@@ -67,7 +68,7 @@ class _Carrier:
         return tensors, self.summary()
 
     def write(self, use: Use) -> None:
-        """Put the numbers of one use where the old ones came from."""
+        """Write the values of one use to the checkpoint tensors that its old values came from."""
         origin = self.origins.get(use.place)
         if origin is None:
             self.failed[use.place] = self.matching.reasons[use.place]
@@ -82,7 +83,7 @@ class _Carrier:
                 self.after[key] = np.asarray(array).astype(self.before[key].dtype).reshape(self.before[key].shape)
 
     def settle_equal(self) -> None:
-        """Equal tensors that nothing tells apart get the same numbers, if all their uses have the same."""
+        """Equal tensors that nothing tells apart must get the same new values from all their uses, else an error."""
         rivals: dict[tuple[str, Region | None], list[Use]] = defaultdict(list)
         for use in self.matching.uses:
             for region in _regions(self.origins.get(use.place)):
@@ -103,9 +104,11 @@ class _Carrier:
             )
 
     def settle_unread(self) -> None:
-        """An equal tensor that no node reads by its own module was merged with those that are read, or is not used.
+        """Give unread copies of a tensor the new values of the copies that uses read.
 
-        Copies of random numbers get the same new ones in both cases. Zeros may be equal by chance.
+        A copy that no use reads was merged with the others by the exporter, or the network does not use it. Copies of
+        random values get the same new values in both cases. Tensors of one repeated value may be equal by chance, so
+        there nothing is written.
         """
         claimed = {key for use in self.matching.uses for key in keys_of(self.origins.get(use.place))}
         for copies in self.matching.copies:
@@ -122,7 +125,7 @@ class _Carrier:
                 self.after |= dict.fromkeys(unread, first)
 
     def leave_half_folded(self) -> None:
-        """A weight that was multiplied by its BatchNorm goes home only together with its bias."""
+        """A weight with a folded BatchNorm is carried only together with its bias."""
         places = {use.bias_of.output: use for use in self.matching.uses if use.bias_of is not None}
         for use in self.changed:
             if not isinstance(self.origins.get(use.place), Multiple) or use.layer is None:
@@ -137,11 +140,11 @@ class _Carrier:
             self.after.pop(key, None)
 
     def verify(self) -> None:
-        """Read every use back; a tensor that does not serve all its uses stays as it was (rule 2)."""
+        """Read every use back; a tensor that does not reproduce all its uses keeps its old values (rule 2)."""
         uses = [use for use in self.matching.uses if use.place in self.origins and use.place not in self.failed]
         doomed = {key for use in uses if not self.serves(use) for key in self.keys(use)}
         count = 0
-        while len(doomed) > count:  # a use goes home whole or not at all, and so do those that share a tensor with it
+        while len(doomed) > count:  # a use is carried whole or not at all: uses that share a tensor fail together
             count = len(doomed)
             for use in self.changed:
                 if use.place in self.origins and use.place not in self.failed and doomed & self.keys(use):
@@ -154,17 +157,17 @@ class _Carrier:
         return set(self.origins[use.place].keys)
 
     def serves(self, use: Use) -> bool:
-        """Whether the new checkpoint has the numbers that a use has in the edited model."""
+        """Whether the new checkpoint has the values that a use has in the edited model."""
         origin = self.origins[use.place]
         if not self.after.keys() & set(origin.keys):
             return use.place not in self.places
         if isinstance(origin, Parts) and origin.ambiguous and use.place not in self.places:
-            return not self.after.keys() >= set(origin.keys)  # it may be one that stayed as it was
+            return not self.after.keys() >= set(origin.keys)  # it may read a copy that keeps its values
         given = self.value(self.names[use.place])
         value = np.asarray(given, np.float64)
         found = np.asarray(origin.read(self.tensor), np.float64).reshape(value.shape)
         tolerance = max(4 * precision(kind) for kind in [given.dtype, *(self.before[key].dtype for key in origin.keys)])
-        # The sum of a shift and its opposite is as inexact as the two are large.
+        # f·t + offset: the rounding error is relative to the summands, which may be far larger than the sum.
         size = max(np.abs(value).max(), np.abs(origin.offset).max() if isinstance(origin, Shifted) else 0.0, 1e-30)
         return bool(np.all(np.abs(found - value) <= tolerance * size))
 
@@ -187,7 +190,7 @@ class _Carrier:
 
 
 def _name(graph: Graph, place: Place) -> str:
-    """The constant that a node reads now."""
+    """The name of the constant that a node reads at a place, in the edited model."""
     k = graph.producer[place[0]]
     return [*graph.nodes[k].input, *graph.captured.get(k, ())][place[1]]
 

@@ -1,7 +1,7 @@
 """A network's checkpoint: its tensors by name, read from and written to .safetensors and .npz files.
 
 Files are data alone: no pickle is ever loaded, and every size is checked against the file before memory is taken.
-What is written has the keys, their order, the shapes, the types and the metadata of what was read.
+A written checkpoint has the keys, key order, shapes, types and metadata of the checkpoint that was read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def floats(self) -> Iterator[str]:
-        """The keys of tensors that can hold a weight, each memory once."""
+        """The keys of tensors that can hold a weight; of keys that name the same memory, only the first."""
         return (key for key, array in self.tensors.items() if is_float(array) and key not in self.same)
 
 
@@ -151,7 +151,7 @@ def _npy(member: IO[bytes], size: int) -> Array:
     if len(data) != wanted:
         raise ValueError("an array is cut off")
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
-        dtype = np.dtype(bfloat16)  # numpy's format has no name for it and writes two bytes without a meaning
+        dtype = np.dtype(bfloat16)  # numpy's format has no bfloat16 and stores it as two bytes of no type
     array = np.frombuffer(data, dtype)
     return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
@@ -183,7 +183,7 @@ def _write_safetensors(file: IO[bytes], tensors: Mapping[str, Array], metadata: 
 
 
 def _write_npz(file: IO[bytes], tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    # numpy.savez takes the keys as keyword arguments, among which `file` is its own.
+    # Not numpy.savez: it takes the keys as keyword arguments, so that a tensor could not be named `file`.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for key, array in tensors.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as member:

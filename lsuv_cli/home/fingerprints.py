@@ -1,7 +1,8 @@
 """Fingerprints of tensors that forget the order of the elements: H(A) = sum of mix(bits of a) over all a, modulo 2^64.
 
-A tensor keeps its fingerprint when its axes are permuted or its elements put in another order, and the fingerprint of
-a join is the sum of its parts'. So a slice of a packed tensor is found among running sums, without a sort.
+A tensor keeps its fingerprint when its axes are permuted or its elements reordered, and the fingerprint of a
+concatenation is the sum of its parts' fingerprints. So a slice of a packed tensor is found among running sums, without
+a sort.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def windows(sums: Sums, width: int) -> Sums:
 
 
 def split(shape: tuple[int, ...], axes: tuple[int, int]) -> tuple[int, int, int]:
-    """A shape as three axes: those before, the given ones, those behind."""
+    """The number of places along the axes before `axes` (from, to), along `axes`, and along the axes behind."""
     first, last = axes
     return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
 
 
 def digest(array: Array) -> bytes:
-    """Tells one tensor from another with its type, shape and order of elements."""
+    """A hash of a tensor's type, its shape and its elements in order."""
     found = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
     found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.digest()

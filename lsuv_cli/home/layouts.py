@@ -1,8 +1,8 @@
-"""How one tensor's elements lie in another: axes permuted, merged or split, reversed, or put in another order.
+"""How one tensor's elements lie in another: axes permuted, merged, split or reversed, or slabs reordered.
 
-The search tries every permutation of the axes on a sample of the elements and verifies what passes on all of them.
-Tensors of random numbers have one layout. Where values repeat (all zeros, a symmetric matrix) there may be several,
-and all of them are given.
+The search tries every permutation of the axes on a sample of the elements, and verifies on all elements the
+permutations that pass. Two tensors of random numbers have one layout. Where values repeat (all zeros, a symmetric
+matrix) there may be several permutations, and all of them are given.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def find(there: Array, here: Array, tolerance: float = 0.0) -> list[Layout]:
 
 
 def _long(shape: Shape) -> Shape:
-    """The axes that are longer than 1: the others move freely."""
+    """The lengths of the axes longer than 1; axes of length 1 do not affect the order of elements."""
     return tuple(d for d in shape if d != 1)
 
 
 def hypotheses(there: Shape, here: Shape) -> Iterator[Layout]:
-    """Permutations that give exactly the other shape."""
+    """Permutations of the axes that turn the shape `here` into `there`, axes of length 1 aside."""
     mine, other = _long(here), _long(there)
     if sorted(mine) == sorted(other) and len(mine) <= MOST_AXES:
         for order in itertools.permutations(range(len(mine))):

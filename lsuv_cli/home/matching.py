@@ -1,6 +1,6 @@
-"""Where in the network's checkpoint the numbers of an exported model come from.
+"""Where in the network's checkpoint the constants of an exported model come from.
 
-Every place where a node reads a constant is a use. What it reads is found in the checkpoint by value:
+Every place where a node reads a constant is a use. The constant is found in the checkpoint by its values, as
 
 1. a copy of a tensor, a slice of one or a join of several (values.py);
 2. a weight under weight normalization, or with its BatchNorm folded into it (parametrizations.py).
@@ -50,16 +50,16 @@ class Use:
     layer: Layer | None = None  # whose weight it is
     bias_of: Layer | None = None
     written: bool = False  # an initialization may change it
-    manner: tuple[Any, ...] = ()  # operators that read weights alike: the same layouts
+    manner: tuple[Any, ...] = ()  # operator, input and transposition: uses alike in these share a layout
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A constant that is made of parts of checkpoint tensors; several keys in a piece, if nothing tells them apart."""
+    """A constant made of parts of checkpoint tensors. A piece has several keys if nothing tells its tensors apart."""
 
     pieces: tuple[Piece, ...]
     shape: tuple[int, ...]
-    others: tuple[str, ...] = ()  # tensors of the same numbers in another shape or type
+    others: tuple[str, ...] = ()  # tensors of the same values in another shape or type
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Parts:
         for piece in self.pieces:
             for key in piece.keys:
                 target = found.setdefault(key, np.array(tensors(key), order="C"))
-                with np.errstate(over="ignore"):  # judged when it is read back
+                with np.errstate(over="ignore"):  # found when the value is read back
                     piece.write(target, value)
         return found
 
@@ -93,7 +93,7 @@ Origin = Parts | Normalized | Multiple | Shifted
 
 @dataclass(frozen=True)
 class Matching:
-    """Where the numbers of each use come from, in the model as exported."""
+    """The checkpoint tensors that each use's values come from, in the model as exported."""
 
     checkpoint: Checkpoint
     uses: tuple[Use, ...]
@@ -104,7 +104,7 @@ class Matching:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What holds at home in another way than in the model."""
+        """A warning if BatchNorms are folded into weights: the network has its variance of 1 behind the BatchNorm."""
         folded = [x for x in self.origins.values() if isinstance(x, Multiple) and np.any(np.abs(x.factors - 1) > 5e-3)]
         if folded:
             yield (
@@ -114,7 +114,7 @@ class Matching:
 
 
 def match(graph: Graph, found: LayerSet, read: Read, checkpoint: Checkpoint) -> Matching:
-    """Find the numbers of every constant in the checkpoint. The graph is that of the model as exported."""
+    """Find the values of every constant in the checkpoint. `graph` is that of the model as exported."""
     return _Matcher(graph, found, read, checkpoint).run()
 
 
@@ -238,7 +238,7 @@ class _Matcher:
         return f"it is computed by {', '.join(ops)}, which cannot be undone"
 
     def settle_layouts(self) -> None:
-        """Where a tensor's equal values leave several layouts, take that of its kind, if they agree."""
+        """Where repeated values allow several layouts, take the one that all other uses of the same manner have."""
         for use in self.uses:
             origin = self.origins.get(use.place)
             if isinstance(origin, Parts) and any(len(piece.layouts) > 1 for piece in origin.pieces):
@@ -250,9 +250,9 @@ class _Matcher:
                 self.origins[use.place] = replace(origin, pieces=pieces)
 
     def tie_tables(self) -> dict[str, str]:
-        """Tensors equal to an embedding table are that table: networks are not made of copies of those.
+        """Treat checkpoint tensors that equal an embedding table as tied to it: equal random tables are no accident.
 
-        Each such key leads to the key that stands for all of them.
+        Returns tied key -> the key that stands for all of them.
         """
         first: dict[str, str] = {}
         tables = {key for use in self.uses if use.op == "Gather" for key in keys_of(self.origins.get(use.place))}
@@ -319,7 +319,7 @@ def _operators(graph: Graph, name: str) -> Iterator[str]:
 
 
 def _parametrized(checkpoint: Checkpoint, key: str) -> bool:
-    """Whether a module computes its weight from this tensor (torch.nn.utils.parametrize, and what came before it)."""
+    """Whether a module computes its weight from this tensor (by torch.nn.utils.parametrize or the older hooks)."""
     stem, _, last = key.rpartition(".")
     older = {"weight_v": "weight_g", "weight_g": "weight_v", "weight_orig": "weight_u"}
     return "parametrizations" in key.split(".") or f"{stem}.{older.get(last, '')}" in checkpoint.tensors

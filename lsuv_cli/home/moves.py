@@ -1,7 +1,8 @@
-"""Where the elements of an expression of constants come from, if all it does is move them.
+"""Where the elements of a constant expression come from, if its nodes only move elements.
 
-The expression (Split, Slice, Concat, Transpose, ...) is worked out once more with each stored tensor replaced by the
-numbers of its elements; what comes out are the places. They are verified with the values.
+The expression (Split, Slice, Concat, Transpose, ...) is evaluated once more with the elements of each stored tensor
+replaced by their indices. The result is the index of the stored element behind each element of the constant, and is
+verified with the values.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ MOVES = frozenset(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Gives the numbers of their elements, from `first` on, for some tensors, and the values of all others."""
+    """A source that gives the tensors in `first` as the indices of their elements, and all other tensors as values."""
 
     source: Source
-    first: Mapping[int, int]  # by the tensor's id
+    first: Mapping[int, int]  # id of a tensor -> the index of its first element
 
     def array(self, tensor: TensorProto) -> Array:
         if id(tensor) not in self.first:
@@ -49,7 +50,7 @@ class Origin:
 
 
 def origins(graph: Graph, value: str) -> tuple[Origin, ...]:
-    """The stored tensors whose elements a constant consists of; none if anything is computed with them."""
+    """The stored tensors whose elements a constant consists of; none if any node computes with the elements."""
     sources = _sources(graph, value)
     stored = sorted(sources)
     first: dict[str, int] = {}

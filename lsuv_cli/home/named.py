@@ -1,10 +1,10 @@
-"""The initialized tensors under the names that the network's module has: .safetensors or .npz.
+"""The initialized tensors under their names in the network's state dict: .safetensors or .npz.
 
-Only what was changed and what has a name for certain is written (names.py); the rest is counted, with the reason.
+A changed tensor is written if the file tells its name (names.py); otherwise it is reported, with the reason.
 
-1. No tensor of the module is written from two sources that differ.
-2. None is written that another node of the model goes on reading as it was: an embedding tied to a head.
-3. A packed tensor is written whole; what is not known of it is never made up.
+1. A tensor of the module is not written if two uses in the model have different values for it.
+2. It is not written if another node of the model still reads its old values, as an embedding tied to a head does.
+3. A packed tensor is written whole, or not at all if some of its elements are unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Changed:
 
 
 def collect(prepared: Prepared, homes: Homes, recurrent: bool) -> tuple[dict[str, Array], Carried]:
-    """The tensors of all initialized layers under the module's names, and an account of what has none."""
+    """The tensors of all initialized layers under the module's names, and the reason for each tensor left out."""
     changed = list(_changed(prepared, homes, recurrent))
     parts: dict[str, list[tuple[Changed, Part]]] = defaultdict(list)
     reasons = {item.tensor: item.home.reason for item in changed if not item.home.parts}
@@ -62,7 +62,7 @@ def collect(prepared: Prepared, homes: Homes, recurrent: bool) -> tuple[dict[str
 
 
 def assumed(prepared: Prepared, homes: Homes) -> list[str]:
-    """A warning where names are told by nothing but a scope."""
+    """A warning if any weight is named after its module's scope alone."""
     uses = [homes.of(layer.output, "weight") for layer in prepared.layers.layers]
     found = [part.name for home in uses if home.assumed for part in home.parts]
     if not found:
@@ -75,7 +75,7 @@ def assumed(prepared: Prepared, homes: Homes) -> list[str]:
 
 
 def _changed(prepared: Prepared, homes: Homes, recurrent: bool) -> Iterator[Changed]:
-    """All constants that initialization wrote, whatever became of their tensors."""
+    """All constants that initialization wrote, with or without a name in the module."""
     graph = prepared.graph
     for layer in prepared.layers.layers:
         weight = layer.weight
@@ -97,7 +97,7 @@ def _changed(prepared: Prepared, homes: Homes, recurrent: bool) -> Iterator[Chan
 
 
 def _if_changed(prepared: Prepared, value: str, home: Home) -> Changed | None:
-    """A bias or a statistic; None where it has no name and needs none, because it is as it was."""
+    """A bias or a statistic; None if its value cannot be worked out, or if it has no name and is unchanged."""
     array = prepared.graph.known(value)
     if array is None or home.before is None or (not home.parts and np.array_equal(array, home.before)):
         return None
@@ -112,7 +112,7 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
             return arrays[0], ""
         return None, f"{name} is one tensor in the module, and here its uses have different ones (`tied='share'`)"
     rest = next((part.rest for part, _ in given if part.rest is not None), None)
-    # A part of all places has no shape of its own beside parts of some.
+    # A part that is the whole tensor (`places` is None) states no shape: its array has it.
     shape = next(
         (x.shape for (part, _), x in zip(given, arrays, strict=True) if part.places is None), given[0][0].shape
     )
@@ -131,7 +131,7 @@ def _assembled(name: str, given: list[tuple[Part, Array]]) -> tuple[Array | None
 
 
 def _other_reader(prepared: Prepared, homes: Homes, name: str, array: Array) -> str:
-    """A node that goes on reading a parameter as it was; empty if there is none."""
+    """A node that still reads the old values of a parameter; empty if there is none."""
     graph = prepared.graph
     if name not in graph.tensors:
         return ""

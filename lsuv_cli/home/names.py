@@ -1,14 +1,14 @@
-"""What a module calls the tensors that an ONNX file has, as far as the file itself tells.
+"""The names in the network's state dict of the tensors in an ONNX file, as far as the file itself tells them.
 
 1. A stored tensor that kept its name (`fc.weight`) goes under that name, in the layout the file stores. Where nodes
    only move its elements (Transpose, Split, Slice, Concat), each element goes back to its place (moves.py).
-2. PyTorch's exporter with dynamo=True writes down the call that each node was made from, with the module's own name
-   of each parameter (calls.py). That name stands even where the tensor was renamed, transposed or merged.
-3. The legacy exporter writes down scopes (model/modules.py). A weight that lost its name (`onnx::MatMul_12`) takes it
-   from a bias of its module (`fc.bias` -> `fc.weight`), else from a module that has nothing but this weight.
+2. PyTorch's exporter with dynamo=True records the call that each node was exported from, with the module's own name
+   of each parameter (calls.py). That name holds even if the tensor was renamed, transposed or merged.
+3. The legacy exporter records scopes (model/modules.py). A weight that lost its name (`onnx::MatMul_12`) is named after
+   a bias of its module (`fc.bias` -> `fc.weight`), else after its module, if that has no other parameter.
    In nn.MultiheadAttention, known by its out_proj, the products are those of q, k and v in this order.
-4. A weight that the exporter multiplied by its BatchNorm, or that is computed from other tensors, has no name:
-   under the old one it would make another network.
+4. A weight that the exporter multiplied by its BatchNorm, or that is computed from other tensors, gets no name:
+   loaded under the old name, it would change what the network computes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MULTIPLIED = (
 COMPUTED = "it is computed from other tensors"
 UNKNOWN = "the file does not tell its name in the module"
 RULES = "pkg.onnxscript.rewriter.rule_name"
-# Where the weight and the bias are among a call's arguments, and whether the weight is (out, in).
+# Operator -> the positions of the weight and of the bias among a call's arguments; -1 if it has none.
 OPERATORS = {
     "linear": (1, 2), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2), "convolution": (1, 2),
     "conv_transpose1d": (1, 2), "conv_transpose2d": (1, 2), "conv_transpose3d": (1, 2), "addmm": (2, 0),
@@ -52,28 +52,28 @@ OPERATORS = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A module's tensor that takes a constant, or some of its elements."""
+    """A tensor of the module that a constant, or some of its elements, is written to."""
 
     name: str
-    arrange: Callable[[Array], Array]  # from what the operator reads to the module's layout
+    arrange: Callable[[Array], Array]  # from the operator's layout to the module's
     places: NDArray[np.int64] | None = None  # flat places in the module's tensor; None for all of it
-    rest: Array | None = None  # the module's tensor before, for its other places
-    shape: tuple[int, ...] = ()  # the module's tensor, where only places are given and the rest is not known
+    rest: Array | None = None  # the module's tensor as exported, for its other places
+    shape: tuple[int, ...] = ()  # of the module's tensor, if `places` are given and `rest` is not
 
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """Where a constant goes, or why nowhere."""
+    """The tensors of the module that a constant is written to, or the reason why there are none."""
 
     parts: tuple[Part, ...] = ()
     reason: str = ""
     assumed: bool = False  # named after its scope alone
-    before: Array | None = None  # the constant as it was, where that is worth keeping (not for weights)
+    before: Array | None = None  # the exported value; of biases and statistics only
 
 
 @dataclass(frozen=True)
 class Homes:
-    """The homes of everything that may be written, by (the output of the layer or node, the kind of constant)."""
+    """The homes of all constants that may be written, by (output of the layer or node, kind of constant)."""
 
     by_use: dict[tuple[str, str], Home]
     parameters: dict[str, str]  # the module's name of a parameter -> its name in calls (dynamo=True)
@@ -118,7 +118,7 @@ class _Finder:
         return Homes(by_use, {target: name for name, target in self.signature.items()})
 
     def weight(self, layer: Layer) -> Home | None:
-        """Rules 1, 2 and 4; None for a tensor without a name of its own."""
+        """The home of a layer's weight by rules 1, 2 and 4; None if only rule 3 can name it."""
         node = self.graph.nodes[layer.node]
         call = calls.of_node(node, self.signature)
         if _is_multiplied(node, call):
@@ -144,7 +144,7 @@ class _Finder:
         return Home((Part(name, lambda array: weight.stored(array).astype(kind)),))
 
     def moved(self, value: str) -> Home:
-        """A constant whose elements come from tensors that kept their names (rule 1)."""
+        """The home of a constant whose elements come from tensors that kept their names (rule 1)."""
         parts = []
         for origin in moves.origins(self.graph, value):
             names = {self.owner(self.own_name(origin.tensor), reader) for reader in origin.readers}
@@ -169,7 +169,7 @@ class _Finder:
         return Home(home.parts, home.reason, before=before)
 
     def statistic(self, node: NodeProto, position: int) -> Home:
-        """A running mean or variance, which --reset-norm changes."""
+        """The home of a running mean or variance, which --reset-norm changes."""
         before = self.graph.known(node.input[position])
         call = calls.of_node(node, self.signature)
         told = call.argument(position) if call and "batch_norm" in call.operator else ""
@@ -177,7 +177,7 @@ class _Finder:
         return Home(home.parts, home.reason, before=before)
 
     def constant(self, value: str, told: str) -> Home:
-        """A constant without a layout to lose: a bias, a statistic, or one that keeps its own name."""
+        """The home of a bias, a statistic or a recurrent weight. `told`: its name in the node's call, or empty."""
         try:
             weight = Constants(self.graph).weight(value)
         except LeftAlone:
@@ -189,7 +189,7 @@ class _Finder:
         return self.whole(name, weight) if name else Home(reason=UNKNOWN)
 
     def own_name(self, value: str) -> str:
-        """The first name on the way from a node to a stored tensor that is the module's; empty if there is none."""
+        """The first name of a parameter on the way from a value back through views; empty if there is none."""
         name = value
         while name not in self.real:
             maker = self.graph.producer.get(name)
@@ -199,7 +199,7 @@ class _Finder:
         return name
 
     def first_reader(self, weight: Weight) -> int | None:
-        """The first node on the way from the stored tensor; None if the operator reads it directly."""
+        """The view that reads the stored tensor itself; None if the operator reads it without views."""
         name, reader = weight.value, None
         while name != weight.base:
             reader = self.graph.producer[name]
@@ -207,11 +207,11 @@ class _Finder:
         return reader
 
     def owner(self, name: str, reader: int | None) -> str:
-        """The parameter that a tensor is for its reader: exporters merge equal tensors under the name of one."""
+        """The parameter that a node reads as tensor `name`, as exporters merge equal ones; empty if that is unclear."""
         if not name or reader is None:
             return name
         node = self.graph.nodes[reader]
-        if not self.signature:  # the legacy exporter keeps the other names as those of Identity nodes
+        if not self.signature:  # the legacy exporter gives the other names to Identity nodes
             return node.output[0] if node.op_type == "Identity" and node.output[0] in self.real else name
         call = calls.of_node(node, self.signature)
         mentioned = {argument for argument in call.arguments if argument} if call else set()
@@ -220,7 +220,7 @@ class _Finder:
         return mentioned.pop() if len(mentioned) == 1 else ""
 
     def by_scope(self, module: str, group: list[Layer]) -> dict[tuple[str, str], Home]:
-        """Rule 3, for the layers of one module that lost their names."""
+        """The homes, by rule 3, of the weights of one module that lost their names."""
         homes: dict[tuple[str, str], Home] = {}
         if any(layer.op not in PRODUCTS or len(layer.weight.shape) != 2 for layer in group):
             reason = MULTIPLIED if module and any(layer.op in CONVOLUTIONS for layer in group) else UNKNOWN
@@ -256,20 +256,20 @@ class _Finder:
             pattern = rf"{re.escape(layer.module)}\.(\w+_)?bias"
         elif self.graph.nodes[layer.node].name.startswith("/"):  # the network's own scope
             pattern = r"(\w+_)?bias"
-        elif len(list(constants.readers_of(self.graph, name))) == 1:  # no scope, but then it is not merged with another
+        elif len(list(constants.readers_of(self.graph, name))) == 1:  # no scope; one reader: not a merged tensor
             pattern = r"(.*\.)?(\w+_)?bias"
         else:
             return ""
         return name if re.fullmatch(pattern, name) else ""
 
     def is_plain(self, module: str, bases: set[str]) -> bool:
-        """Whether a module has one weight and nothing else: no other parameter, no module inside."""
+        """Whether a module has one weight and perhaps a bias, but no other parameter and no layer inside."""
         inside = any(name.startswith(f"{module}.") and name != f"{module}.bias" for name in self.real)
         deeper = any(layer.module.startswith(f"{module}.") for layer in self.found.layers)
         return len(bases) == 1 and not inside and not deeper
 
     def is_tied(self, layer: Layer) -> bool:
-        """Whether something else than layers reads the same numbers: an embedding whose head was transposed."""
+        """Whether an initializer that is no layer's weight has the same values or their transpose: a tied embedding."""
         mine = self.graph.array(layer.weight.base)
         layers = {x.weight.base for x in self.found.layers}
         for name in self.graph.initializers.keys() - layers:
@@ -282,7 +282,7 @@ class _Finder:
 
 
 def _is_multiplied(node: NodeProto, call: Call | None) -> bool:
-    """Whether an exporter's optimizer made another weight of a layer's own and kept its name."""
+    """Whether an exporter's optimizer folded a BatchNorm or another affine map into a layer's weight."""
     if call is not None and "batch_norm" in call.operator:
         return True
     rules = " ".join(entry.value for entry in node.metadata_props if entry.key == RULES)
@@ -290,7 +290,7 @@ def _is_multiplied(node: NodeProto, call: Call | None) -> bool:
 
 
 def _place(call: Call | None, kind: str) -> int:
-    """Where a call has its weight, or its bias."""
+    """The position of the weight or the bias among a call's arguments; -1 if it is not known."""
     if call is None:
         return -1
     if call.operator == "add" and kind == "bias":
@@ -331,7 +331,7 @@ def _attention(module: str, group: list[Layer]) -> dict[tuple[str, str], Home]:
 def _rows(
     module: str, group: list[Layer], width: int, kinds: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, str], Home]]:
-    """The rows of in_proj_weight and in_proj_bias that each product is."""
+    """The rows of in_proj_weight and in_proj_bias that each layer's weight and bias are."""
     first = 0
     for layer in group:
         out = layer.form.shape[1]

@@ -3,9 +3,9 @@
 Weight normalization: w = g·v/|v|. A new w goes home as v = w, g = |w|.
 
 A folded BatchNorm: w' = f·w and b' = beta + f·(b - mean), with f = gamma / sqrt(var + eps) for each output channel. A
-new w' goes home as w = w'/f; a new b' as b + (b' - old b')/f, or without a b as beta + (b' - old b'). With the rest of
-the BatchNorm as it was, the network computes what the file computes. Its eps is not in the checkpoint: it is the one
-number that makes f right for all channels.
+new w' goes home as w = w'/f; a new b' as b + (b' - old b')/f, or without a b as beta + (b' - old b'). As the other
+tensors of the BatchNorm are unchanged, the network computes what the file computes. The BatchNorm's eps is not in the
+checkpoint: it is the one number that makes f right for all channels.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Array = NDArray[Any]
 
 PAIRS = (("weight_g", "weight_v"), ("original0", "original1"))  # g and v, by PyTorch's older and newer name
 MOST_EPSILON = 0.1
-NEAR = 8  # BatchNorm's tensors are near one another in a list without names
+NEAR = 8  # places between tensors of one BatchNorm, in a checkpoint whose keys name no modules
 
 
 def precision(dtype: np.dtype[Any]) -> float:
-    """What rounding may do to a product of a few numbers of a type, relative to the largest."""
+    """A bound on the rounding error of a product of a few numbers of a type, relative to the largest element."""
     return {"float64": 1e-7, "float32": 2e-6, "float16": 4e-3}.get(dtype.name, 3e-2)
 
 
@@ -159,7 +159,7 @@ def _factors(wanted: Array, form: MatrixForm, layout: Layout, array: Array, tole
         most = np.abs(aim).max(axis=2, keepdims=True)
         if not np.all(np.isfinite(factors)) or np.any(np.abs(factors * rows - aim) > 4 * tolerance * most):
             return None
-    return np.asarray(factors) if aim.shape[2] > 1 else None  # any number is a multiple of another
+    return np.asarray(factors) if aim.shape[2] > 1 else None  # rows of one number are always multiples
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def shifted(checkpoint: Checkpoint, norms: Sequence[Norm], factors: Array, bias:
 
 
 def _near(checkpoint: Checkpoint, norm: Norm, size: int) -> dict[str, Array]:
-    """Tensors for each channel that may be of the same module as a BatchNorm's variance, or of the layer before it."""
+    """Tensors of one number per channel that may belong to a BatchNorm's module or to the layer before it."""
     place = {key: k for k, key in enumerate(checkpoint.tensors)}
     return {
         key: np.ravel(np.asarray(checkpoint.tensors[key], np.float64))

@@ -1,4 +1,4 @@
-"""Which of several equal checkpoint tensors a node reads, told by the module it belongs to.
+"""Which of several equal checkpoint tensors a node reads, told by the node's module.
 
 A node's module is in its metadata (PyTorch's exporter, dynamo=True) or its name (`/encoder/layers.0/fc/MatMul`); a
 tensor's module is the path in its key (`encoder.layers.0.fc.weight`, `params/Dense_0/kernel`).
@@ -28,7 +28,7 @@ def of_node(node: NodeProto) -> Path:
 
 
 def best(scope: Path, keys: Sequence[str]) -> tuple[str, ...]:
-    """The keys whose paths fit a scope best; all of them where it tells nothing."""
+    """The keys whose paths fit a scope best; all keys if no path shares a part with the scope."""
     if len(keys) < 2 or not scope:
         return tuple(keys)
     ranked = {key: _fit(scope, _parts(key)[:-1]) for key in keys}
@@ -41,7 +41,7 @@ def _parts(text: str) -> Path:
 
 
 def _fit(scope: Path, path: Path) -> tuple[int, int]:
-    """How many parts two paths share in the same order, and how few others the second one has."""
+    """(n, n - len(path)), where n is the length of the longest common subsequence of the two paths' parts."""
     row = [0] * (len(path) + 1)
     for part in scope:
         row, previous = [0], row

@@ -1,8 +1,8 @@
-"""Where in a checkpoint the numbers of a constant come from.
+"""Where in a checkpoint the values of a constant come from.
 
-1. A checkpoint tensor of the same fingerprint has the same numbers; its layout is searched and verified.
-2. Else the constant may be a slice of a packed tensor: the run of slabs with its fingerprint.
-3. Else it may be a join: runs of its slabs that each have the fingerprint of one checkpoint tensor.
+1. A checkpoint tensor with the constant's fingerprint has the same values; its layout is searched and verified.
+2. Else the constant may be a slice of a packed tensor: a run of the tensor's slabs with the constant's fingerprint.
+3. Else it may be a join: runs of the constant's slabs, each with the fingerprint of one checkpoint tensor.
 
 All comparisons are made in the constant's own type, so that a float32 checkpoint fits a float16 model.
 """
@@ -29,7 +29,7 @@ MOST_SLABS = 1 << 17
 
 @dataclass(frozen=True)
 class Region:
-    """Places `start` to `stop` along neighbouring axes (first, last) that count as one."""
+    """Places `start` to `stop` along the axes from first up to last (exclusive), merged into one axis."""
 
     axes: tuple[int, int]
     start: int
@@ -44,13 +44,13 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a constant that is a part of a checkpoint tensor; None for the whole."""
+    """A part of a constant that is a part of a checkpoint tensor; a region of None is the whole tensor."""
 
     keys: tuple[str, ...]  # checkpoint tensors that are equal
     layouts: tuple[Layout, ...]  # from the checkpoint's part to the constant's; one, unless values repeat
     part: Region | None = None  # of the checkpoint's tensor
     place: Region | None = None  # in the constant
-    plain: bool = False  # all numbers are the same
+    plain: bool = False  # all values are the same
 
     def read(self, tensors: Tensors) -> Array:
         """The constant's part as the checkpoint has it."""
@@ -66,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Copies:
-    """Checkpoint tensors that are equal in type, shape and numbers."""
+    """Checkpoint tensors that are equal in type, shape and values."""
 
     keys: tuple[str, ...]
     shape: Shape
@@ -74,7 +74,7 @@ class Copies:
 
 
 class Finder:
-    """Finds the numbers of constants in one checkpoint."""
+    """Finds the values of constants in one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -151,7 +151,7 @@ class Finder:
         found = layouts.find(there, here)
         if plain and found and max(_rank(there.shape), _rank(here.shape)) > 1:
             exact = sorted(d for d in there.shape if d != 1) == sorted(d for d in here.shape if d != 1)
-            return tuple(found) if exact else ()  # equal numbers say nothing about a reshape
+            return tuple(found) if exact else ()  # one repeated value fits any reshape
         return tuple(found)
 
     def _cast(self, key: str, dtype: np.dtype[Any]) -> Array:
@@ -175,12 +175,12 @@ class Finder:
 
 
 def is_plain(array: Array) -> bool:
-    """Whether all numbers of a tensor are the same."""
+    """Whether all values of a tensor are the same."""
     return bool(array.size and np.all(array == array.reshape(-1)[0]))
 
 
 def _copies(checkpoint: Checkpoint) -> Iterator[Copies]:
-    """The checkpoint's tensors of floating-point numbers, equal ones together."""
+    """The checkpoint's floating-point tensors, equal tensors grouped together."""
     groups: dict[bytes, list[str]] = defaultdict(list)
     for key in checkpoint.floats:
         if checkpoint.tensors[key].size:
@@ -191,7 +191,7 @@ def _copies(checkpoint: Checkpoint) -> Iterator[Copies]:
 
 
 def _axes(shape: Shape) -> Iterator[tuple[int, int]]:
-    """The axes along which slabs are taken: each one, and the first ones together."""
+    """The axes along which slabs are taken: each axis, and the first two or more axes together."""
     for axis, length in enumerate(shape):
         if length > 1 and length <= MOST_SLABS:
             yield axis, axis + 1

@@ -1,4 +1,4 @@
-"""BatchNormalization: statistics that belong to old weights, and norms that only multiply."""
+"""BatchNormalization behind layers: running statistics of the old weights, and norms that reduce to y = c·x."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.model.random_ops import drops
 
-# A factor outside of these would take a chain of pending scales out of float32's range.
+# A factor outside this range could take a chain of pending scales out of float32's range.
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
 DEFAULT_EPSILON = 1e-5
 
@@ -25,7 +25,7 @@ def behind(graph: Graph, layers: Iterable[Layer]) -> Iterator[int]:
 
 
 def resets(graph: Graph, nodes: Iterable[int]) -> dict[tuple[int, int], float]:
-    """What `reset_norm` writes: running mean 0 and variance 1, at (node, input position)."""
+    """(node, input position) -> what `reset_norm` writes there: 0 for a running mean, 1 for a running variance."""
     return {
         (k, position): number
         for k in nodes
@@ -35,14 +35,14 @@ def resets(graph: Graph, nodes: Iterable[int]) -> dict[tuple[int, int], float]:
 
 
 def with_factors(graph: Graph, layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """The layers, each with the factor of the BatchNormalization behind it, where that only multiplies."""
+    """The layers with their `norm_factor`: c, where the BatchNormalization behind a layer reduces to y = c·x."""
     return tuple(replace(layer, norm_factor=_factor(graph, layer)) for layer in layers)
 
 
 def _factor(graph: Graph, layer: Layer) -> float | None:
     """c, where a layer's only reader is a BatchNormalization that reduces to y = c·x.
 
-    In a network that was never trained all do: mean and shift are zero, the factors the same for all channels.
+    In an untrained network every BatchNormalization does: mean and shift are 0, and all channels have one factor.
     """
     readers = [graph.nodes[k] for k in graph.readers.get(layer.output, ())]
     if layer.activation or [n.op_type for n in readers] != ["BatchNormalization"]:

@@ -1,10 +1,11 @@
-"""Constants: the tensor that stores one, how a node sees it, and what an expression of constants comes to.
+"""Constants: the stored tensor, the views through which a node reads it, and the value of a constant expression.
 
 1. A constant that a node reads is a stored tensor (an initializer or the value of a Constant node), perhaps behind
-   nodes that only rename elements (views.py). A write goes to the stored tensor, through the inverse views.
+   views (views.py): nodes that change its shape, axis order or type. A write to the stored tensor goes through the
+   inverse views.
 2. Where the chain of views ends at any other node, that node's value is an expression of constants (`Graph.evaluate`),
    which can be folded into one tensor.
-3. Quantized and sparse tensors, and those inside a function of the model, cannot be written: LeftAlone says why.
+3. Quantized tensors, sparse tensors and tensors inside a function of the model cannot be written: LeftAlone says why.
 """
 
 from __future__ import annotations
@@ -54,27 +55,27 @@ class Weight:
         return self.cast or self.dtype
 
     def stored(self, array: Array) -> Array:
-        """What the operator is to read, in the stored tensor's layout."""
+        """An array in the operator's layout, brought into the stored tensor's layout."""
         for step in reversed(self.steps):
             array = step.backward(array)
         return array
 
     def seen(self, stored: Array) -> Array:
-        """The stored tensor in the layout in which the operator reads it."""
+        """An array in the stored tensor's layout, brought into the operator's layout."""
         for step in self.steps:
             stored = step.forward(stored)
         return stored
 
 
 class Constants:
-    """The weights of one graph; expressions are worked out once."""
+    """The weights of one graph; each constant expression is evaluated once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.folded: dict[str, Array] = {}
 
     def weight(self, value: str) -> Weight:
-        """Where a constant lives: follow the nodes that only rename elements."""
+        """The stored tensor behind a constant, found by following the views back from it."""
         chain: list[NodeProto] = []
         base = value
         while base not in self.graph.tensors:
@@ -97,7 +98,7 @@ class Constants:
         return Weight(value, base, place, dtype, shape, tuple(steps), cast if cast != dtype else "")
 
     def _stored(self, base: str) -> tuple[str, str, Shape]:
-        """Place, type and shape of what a chain of views begins with."""
+        """Place, type and shape of the stored tensor, or of the expression, at the start of a chain of views."""
         graph = self.graph
         if base in graph.tensors:
             tensor = graph.tensors[base]
@@ -147,7 +148,7 @@ class Constants:
 
 
 def is_view(node: NodeProto) -> bool:
-    """Whether a node only renames the elements of its first input."""
+    """Whether a node changes no more than the shape, axis order or type of its first input."""
     return node.op_type in VIEW_OPS and is_standard(node)
 
 
@@ -158,10 +159,11 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
-    """Every node that reads a stored tensor, directly or through views, with the name it reads it by.
+    """(node, name) for every input at which a node reads a stored tensor, directly or through views.
 
-    A graph output is a reader too, and a branch that the data does not take; they are given as node -1. A node that
-    reads the tensor at two inputs is given twice. One that reads nothing but its shape is no reader: the shape stays.
+    `name` is the tensor's name at that input, so a node that reads the tensor at two inputs is given twice. Graph
+    outputs and untaken branches of an If are readers too, given as node -1. Shape and Size are no readers, because no
+    edit changes a tensor's shape.
     """
     names = [base]
     while names:

@@ -2,8 +2,8 @@
 
 The result grows in a scratch directory beside the output, is read back and verified there, and is renamed into place
 at the end. A result for a pipe or a device grows in memory. Where the input keeps its weights in external files, the
-output keeps them in one, `OUT.onnx.data`: new weights are written there as they come, all others are copied as byte
-ranges.
+output keeps them in one, `OUT.onnx.data`: new weights are written there as they are made, and unchanged tensors are
+copied as byte ranges.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Draft:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all of the result is in memory; else it is in files."""
+        """Whether all tensors of the result are in memory; else its external tensors are in the data file."""
         return self._data is None
 
     # Tensors
@@ -106,8 +106,8 @@ class Draft:
     # The file
 
     def finish(self, metadata: dict[str, str]) -> ModelFile:
-        """Write all that is left to write; the file as written, to be verified."""
-        # An earlier run's entries say nothing about this one; a key that is not UTF-8 comes as bytes.
+        """Write the unchanged tensors and the model itself. Returns the model to verify, read back if it is a file."""
+        # Entries of an earlier run are dropped. `str`, because protobuf gives a key that is not UTF-8 as bytes.
         kept = [p for p in self.file.proto.metadata_props if not str(p.key).startswith(METADATA_PREFIX)]
         kept += [onnx.StringStringEntryProto(key=METADATA_PREFIX + k, value=v) for k, v in metadata.items()]
         if self._data is None:
@@ -140,7 +140,7 @@ class Draft:
         return load(self._model_path)
 
     def publish(self) -> None:
-        """Give the finished files their names, or send the model where it is to go."""
+        """Rename the finished files into place, or send the model to its pipe or device."""
         target = self.target
         if target is None:
             return
@@ -155,11 +155,11 @@ class Draft:
         data = target.with_suffix(DATA_SUFFIX)
         with outputs.alone_in(target.place.parent):
             if target.force:
-                # Old weights under a new name or the reverse would be a wrong model: rather none for an instant.
-                with contextlib.suppress(OSError):  # then the renaming says what is wrong
+                # The old model beside the new data file would be a wrong model, so the old model is removed first.
+                with contextlib.suppress(OSError):  # the rename below then fails too, and says why
                     target.place.unlink(missing_ok=True)
             data.publish(self._data_path)
-            temporary.announce(data.place)  # without its model it is nothing
+            temporary.announce(data.place)  # a data file without its model is useless
             try:
                 target.publish(self._model_path)
             except BaseException:  # an interruption too must not leave the data without its model
@@ -178,7 +178,7 @@ class Draft:
         return self._model_path.with_name(self._model_path.name + DATA_SUFFIX)
 
     def _finish_data(self) -> None:
-        """Copy the ranges of untouched tensors."""
+        """Copy the byte ranges of unchanged external tensors into the data file."""
         assert self._data is not None
         try:
             for tensor in tensors(self.file.proto):

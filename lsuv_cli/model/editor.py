@@ -1,8 +1,9 @@
-"""Edits of a user's graph: collected while it is looked at, then applied together, in place.
+"""Edits of a user's graph: collected while its working copy is analysed, then applied together, in place.
 
-1. Fold: an initializer takes the place of one output of a node whose inputs are constants. The node goes if nothing
-   else that it makes is read; otherwise only that output gets another name. What nothing reads any more goes too.
-2. Own: a node reads a new initializer at one of its inputs.
+1. Fold: an initializer takes the place of one output of a node whose inputs are constants. The node is removed if
+   none of its other outputs is read; otherwise only the folded output is renamed. Nodes and initializers that only
+   removed nodes read are removed too.
+2. Own: a node gets a new initializer, which no other node reads, at one of its inputs.
 3. Overwrite: a stored tensor gets other values of its own shape and type.
 
 An edit names values as the working copy does; `Graph.places` tells where they stand in the model. After `apply` the
@@ -103,7 +104,10 @@ class _Editor:
             self.draft.store(tensor, edit.array)
 
     def _tensor(self, name: str) -> TensorProto:
-        """A stored tensor as the model has it. Numbers that a Constant node holds otherwise become a tensor first."""
+        """The model's TensorProto of a stored tensor.
+
+        A Constant node that holds its value in another attribute (`value_floats`) is first changed to hold a tensor.
+        """
         place = self.graph.places.get(name)
         if name in self.graph.initializers or place is None:
             return self.graph.tensors[name]
@@ -129,7 +133,7 @@ class _Editor:
                 del body.initializer[kept]
 
     def _drop_if_unread(self, place: Place) -> None:
-        """Remove a node if nothing reads any of its outputs, and remember what it read."""
+        """Remove a node if nothing reads any of its outputs; its inputs are then checked by `drop_unread`."""
         if any(self.reads[name] > 0 for name in place.node.output):
             return
         outputs = list(place.node.output)
@@ -143,7 +147,7 @@ class _Editor:
 
 
 def _reads(graph: GraphProto) -> Iterator[str]:
-    """Every name that a graph's nodes or the graph's outputs read, as often as they do, inner graphs included."""
+    """Every name that a graph's nodes, inner graphs or outputs read, once for each time it is read."""
     for node in graph.node:
         yield from _node_reads(node)
     yield from (output.name for output in graph.output)

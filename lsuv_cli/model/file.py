@@ -25,7 +25,7 @@ from lsuv_cli.outputs import absolute
 
 Array = NDArray[Any]
 
-# Bits of the types of which several values share a byte; the newer ones are not in every version of onnx.
+# Bits per value of the types that pack several values into a byte. Older versions of onnx lack some of them.
 PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 BITS = {getattr(TensorProto, name): bits for name, bits in PACKED.items() if hasattr(TensorProto, name)}
 COMPLEX: tuple[int, ...] = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
@@ -98,7 +98,7 @@ class ModelFile:
             whole.data_location = TensorProto.DEFAULT
             whole.raw_data = self.raw(tensor)
             return numpy_helper.to_array(whole)
-        # Read, not mapped: if another program cuts the file short, a mapping would kill this one.
+        # Read, not memory-mapped: if another program truncates the file, access to a mapping kills this process.
         array = np.fromfile(where.path, dtype, math.prod(tensor.dims), offset=where.offset)
         if array.nbytes != where.length:
             raise ModelError(f"{where.path}: the file became shorter while it was read")
@@ -168,7 +168,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model, those in attributes, inner graphs and functions included."""
+    """Every tensor of a model, including tensors in attributes, inner graphs and functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -212,7 +212,7 @@ def _disagreement(tensor: TensorProto) -> str:
     if min(tensor.dims, default=0) < 0:
         return f"has the shape {list(tensor.dims)}"
     if tensor.HasField("raw_data"):
-        # Every look at raw_data is a copy of it.
+        # Each access to raw_data copies it, so there is only one.
         held, wanted = len(tensor.raw_data), _byte_size(tensor)
         return "" if held == wanted else f"has {held} bytes, its shape wants {wanted}"
     held = sum(len(getattr(tensor, field)) for field in VALUES)
@@ -249,13 +249,13 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if not model.opset_import:
         raise ModelError(f"{name} imports no operator set; it is damaged or not an ONNX model")
     for text in _names(model):
-        if not isinstance(text, str):  # protobuf gives what it cannot decode as bytes
+        if not isinstance(text, str):  # protobuf gives text that it cannot decode as bytes
             raise ModelError(f"{name}: the name {text!r} is not UTF-8, as ONNX wants it; export the model again")
     return model
 
 
 def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """Every text by which something in a model is found: not its descriptions and metadata, which may be anything."""
+    """Every name and domain in a model. Descriptions and metadata are no names and may hold any bytes."""
     yield from (entry.domain for entry in model.opset_import)
     yield from _graph_names(model.graph)
     for function in model.functions:

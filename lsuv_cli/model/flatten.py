@@ -2,11 +2,12 @@
 
 1. Main-graph names stay as they are; names inside a body get a prefix (the call's or the If's name) and are made
    unique.
-2. Nodes are copies wherever something in them is renamed. Tensors are references into the user's model, so that the
-   list costs no memory for weights and a weight can be written where it lives.
-3. `places` tells where the node that makes a value stands in the user's model: only there can it be rewired or folded.
-   A function's body is no such place, as its nodes may serve several calls.
-4. A function whose operators mean something else in the model's operator sets is not inlined: its calls stay calls.
+2. Nodes of the main graph are the user's own, nodes of bodies are renamed copies. Tensors are references into the
+   user's model, so that the list costs no memory for weights and a weight can be written where it is stored.
+3. `places` gives, for a value, the graph and the node that make it in the user's model, where the node can be rewired
+   or folded. Nodes of a function's body have no place, because they may serve several calls.
+4. A function is not inlined if any of its operators has another version in the model's operator sets than in the
+   function's: its calls stay calls.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class Flat:
     nodes: list[NodeProto] = field(default_factory=list)
     tensors: dict[str, TensorProto] = field(default_factory=dict)  # initializers and values of Constant nodes
     sparse: dict[str, onnx.SparseTensorProto] = field(default_factory=dict)
-    initializers: dict[str, GraphProto] = field(default_factory=dict)  # the tensors that a graph lists, and that graph
-    places: dict[str, Place] = field(default_factory=dict)  # by the value that the node makes
-    functions: list[FunctionProto] = field(default_factory=list)  # those that calls are left of
-    untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # branches that the data does not take, by If
-    untaken_reads: set[str] = field(default_factory=set)  # what these read from outside
+    initializers: dict[str, GraphProto] = field(default_factory=dict)  # initializer -> the graph that lists it
+    places: dict[str, Place] = field(default_factory=dict)  # by the node's outputs
+    functions: list[FunctionProto] = field(default_factory=list)  # all, if a call of any is left; else none
+    untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # (name of the If, its untaken branch)
+    untaken_reads: set[str] = field(default_factory=set)  # outer values that untaken branches read
 
 
 def flatten(model: onnx.ModelProto, branches: Mapping[str, bool]) -> Flat:
@@ -114,10 +115,10 @@ def constant_value(node: NodeProto, name: str) -> TensorProto | onnx.SparseTenso
 class _Scope:
     """One body in the course of being flattened."""
 
-    body: GraphProto | None  # None for a function's, which is not to be edited
+    body: GraphProto | None  # None for a function's body, which is not to be edited
     prefix: str  # of the names inside; empty for the main graph
-    rename: dict[str, str]  # names of the body, and what they are in the flat list
-    attributes: Mapping[str, AttributeProto]  # a function call's own, for attributes that refer to them
+    rename: dict[str, str]  # name in the body -> name in the flat list
+    attributes: Mapping[str, AttributeProto]  # of the function call, which the body's nodes may refer to
     depth: int = 0
 
 
@@ -186,7 +187,7 @@ class _Flattener:
         attributes = {a.name: a for a in function.attribute_proto} | given
         inputs = [*call.input, *[""] * (len(function.input) - len(call.input))]
         rename = dict(zip(function.input, inputs, strict=False))
-        # An output that is one of the inputs, or is put out twice, needs a node that makes it.
+        # A function output that is also a function input, or is listed twice, is made by an Identity.
         made = {name for inner in function.node for name in inner.output}
         twice = [name for name, count in Counter(function.output).items() if count > 1]
         direct = {
@@ -201,7 +202,7 @@ class _Flattener:
                 self.flat.nodes.append(helper.make_node("Identity", [body.rename.get(inner, inner)], [outer]))
 
     def _taken_branch(self, node: NodeProto, scope: _Scope) -> bool:
-        """Put the branch that an If takes in its place; False where that is not known."""
+        """Replace an If by the branch that it takes; False if that branch is not known."""
         outputs = [scope.rename.get(name, name) for name in node.output]
         taken = self.branches.get(outputs[0] if outputs else "")
         if taken is None:
@@ -227,13 +228,13 @@ class _Flattener:
         return True
 
     def _name_outputs(self, nodes: Sequence[NodeProto], scope: _Scope, direct: Mapping[str, str]) -> None:
-        """Name all that a body makes before its nodes are gone through, which may be in any order."""
+        """Name the outputs of all nodes of a body first, because the nodes may be listed in any order."""
         for name in (name for node in nodes for name in node.output):
             if name and name not in direct:
                 self._local(name, scope)
 
     def _local(self, name: str, scope: _Scope) -> str:
-        """The flat list's name of something that a body makes itself; it hides an outer value of that name."""
+        """The flat list's name of a value that a body defines itself; it shadows an outer value of the same name."""
         if not scope.prefix or not name:
             return name
         unique = free_name(f"{scope.prefix}{name}", self.taken)
@@ -242,7 +243,7 @@ class _Flattener:
         return unique
 
     def _renamed(self, node: NodeProto, scope: _Scope) -> NodeProto:
-        """A node as the flat list has it: the node itself, where nothing in it changes."""
+        """A node as the flat list has it: a renamed copy, or the node itself in the main graph."""
         if not scope.prefix and not scope.attributes:
             return node
         copied = NodeProto()
@@ -254,7 +255,7 @@ class _Flattener:
         return copied
 
     def _agrees(self, function: FunctionProto) -> bool:
-        """Whether a function's operators are the same ones in the model's operator sets."""
+        """Whether each operator of a function has the same version in the function's and the model's operator sets."""
         own = {o.domain: o.version for o in function.opset_import}
 
         def since(node: NodeProto, versions: Mapping[str, int]) -> int | None:
@@ -263,7 +264,7 @@ class _Flattener:
             try:
                 return int(defs.get_schema(node.op_type, version, domain).since_version)
             except defs.SchemaError:
-                return None  # not one of ONNX's own: onnxruntime knows it or not, whatever the version
+                return None  # not an ONNX operator: onnxruntime knows it or not, whatever the version
 
         listed = [n for node in function.node for n in (node, *nodes_inside(node))]
         return all(
@@ -300,7 +301,7 @@ def _main_names(graph: GraphProto) -> set[str]:
 
 
 def _resolve(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> None:
-    """Give a function body's node the attributes that it takes from the call; in its inner graphs too."""
+    """Replace references to the call's attributes, in a function body's node and its inner graphs, by their values."""
     kept: list[AttributeProto] = []
     for held in node.attribute:
         if held.ref_attr_name:
@@ -321,7 +322,7 @@ def _resolve(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> None:
 
 
 def _rename(node: NodeProto, rename: Mapping[str, str]) -> None:
-    """Rename what a node reads and makes, and what its inner graphs read from outside."""
+    """Rename a node's inputs and outputs, and the outer values that its inner graphs read."""
     for names in (node.input, node.output):
         for k, name in enumerate(names):
             names[k] = rename.get(name, name)

@@ -1,5 +1,4 @@
-"""The working copy of a model's graph: flat, in order, with constants told from values, and knowing the constants'
-numbers.
+"""The working copy of a model's graph: flat, in execution order, with constants marked and their values at hand.
 
 The user's model is never run or changed through this copy. Constants are references to the model's own tensors, so that
 the copy costs no memory for weights; `Graph.array` reads them when asked, as they are then.
@@ -26,8 +25,8 @@ from lsuv_cli.model.random_ops import is_random
 Array = NDArray[Any]
 
 OLDEST_OPSET = 7
-NEW_OPSET = 18  # where a model has nothing but operators of other domains
-LARGEST_CONSTANT = 1 << 30  # elements of a value in an expression of constants; a damaged model can ask for any number
+NEW_OPSET = 18  # for a model that has only operators of other domains
+LARGEST_CONSTANT = 1 << 30  # elements of any value in a constant expression; a damaged model can ask for any size
 
 
 class Unknown(Exception):
@@ -43,24 +42,24 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in an order in which they can run, who makes and reads each value, and what the constants are."""
+    """Nodes in execution order, the producer and the readers of each value, and the constants."""
 
     nodes: tuple[NodeProto, ...]  # Constant nodes are not among them
-    inputs: Mapping[str, ValueInfoProto]  # what the user must feed
+    inputs: Mapping[str, ValueInfoProto]  # graph inputs without an initializer, which the user must feed
     outputs: tuple[str, ...]
     tensors: Mapping[str, TensorProto]  # initializers and the values of Constant nodes
-    initializers: Mapping[str, onnx.GraphProto]  # those of the tensors that a graph lists as such, and that graph
+    initializers: Mapping[str, onnx.GraphProto]  # initializer -> the graph that lists it
     sparse: Mapping[str, onnx.SparseTensorProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
-    functions: tuple[onnx.FunctionProto, ...]  # of which calls are left
-    places: Mapping[str, Place]  # values whose node can be rewired or folded, and where it stands
-    untaken: tuple[tuple[str, onnx.GraphProto], ...]  # branches that the data does not take, by the name of their If
-    untaken_reads: frozenset[str]  # what these read from outside
+    functions: tuple[onnx.FunctionProto, ...]  # all, if a call of any is left; else none
+    places: Mapping[str, Place]  # value -> its node in the model, if it can be edited
+    untaken: tuple[tuple[str, onnx.GraphProto], ...]  # (name of the If, its untaken branch)
+    untaken_reads: frozenset[str]  # outer values that untaken branches read
     producer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     constant: frozenset[str]  # values that depend on no input and on no random number
-    random: frozenset[str]  # values that depend on no input, but on random numbers
+    random: frozenset[str]  # values that depend on random numbers and on no input
     captured: Mapping[int, tuple[str, ...]]  # outer values that the node's inner graphs read
     source: Source
 
@@ -69,7 +68,7 @@ class Graph:
         return next((o.version for o in self.opsets if o.domain == domain), 1)
 
     def reads(self, index: int) -> Iterator[str]:
-        """All values that a node reads, those that its inner graphs capture included."""
+        """All values that a node reads, including outer values that its inner graphs read."""
         yield from (name for name in self.nodes[index].input if name)
         yield from self.captured.get(index, ())
 
@@ -78,7 +77,7 @@ class Graph:
         return self.source.array(self.tensors[name])
 
     def nbytes(self, name: str) -> int:
-        """What a stored tensor takes while it runs in float32; 0 for anything else."""
+        """The bytes of a stored tensor in float32; 0 for any other value."""
         return math.prod(self.tensors[name].dims) * 4 if name in self.tensors else 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -111,7 +110,7 @@ class Graph:
                 (array,) = ReferenceEvaluator(model).run(None, {})
         except MemoryError:
             raise
-        except Exception as problem:  # operators that the evaluator lacks, or that the model calls wrongly: anything
+        except Exception as problem:  # any type: the evaluator lacks an operator, or the model calls one wrongly
             raise Unknown(f"it is computed by {ops}, which cannot be folded") from problem
         return np.asarray(array)
 
@@ -123,7 +122,7 @@ class Graph:
             return None
 
     def expression(self, name: str) -> tuple[set[int], set[str]]:
-        """The nodes that make a constant, and the stored tensors they begin with."""
+        """The nodes that compute a constant, and the stored tensors that they compute it from."""
         stored: set[str] = set()
         indices: set[int] = set()
         wanted = [name]
@@ -201,10 +200,10 @@ def captures(node: NodeProto) -> Iterator[str]:
 
 
 def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
-    """The operator sets of the working copy: the model's own, with a standard one that probes can be made of.
+    """The operator sets of the working copy: the model's own, with ONNX's operator set raised to at least opset 7.
 
-    onnxruntime runs old models with the operators that opset 7 left as they were. Those that it changed, Add and
-    Mul among them, it runs from opset 7 on only; so an older model loses nothing by calling itself opset 7.
+    Probes need Add and Mul, which opset 7 changed and which onnxruntime runs from opset 7 on only. An older model
+    loses nothing: onnxruntime runs an operator of an older opset only if opset 7 left it unchanged.
     """
     version = next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), NEW_OPSET)
     others = (o for o in model.opset_import if o.domain not in STANDARD_DOMAINS)
@@ -212,7 +211,7 @@ def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
 
 
 def _largest(model: onnx.ModelProto) -> int:
-    """The elements of the largest value whose shape can be inferred."""
+    """The number of elements of the largest value whose shape can be inferred."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception:  # inference fails on healthy models too, and is only a precaution
@@ -222,7 +221,7 @@ def _largest(model: onnx.ModelProto) -> int:
 
 
 def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], available: set[str]) -> list[NodeProto]:
-    """The nodes in an order in which each value is made before it is read; the given order where it will do."""
+    """The nodes in an order in which each value is made before it is read, as near to the given order as possible."""
     made = {name for node in nodes for name in node.output if name}
     missing: dict[int, int] = {}
     waiting: dict[str, list[int]] = defaultdict(list)

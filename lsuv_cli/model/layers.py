@@ -5,11 +5,11 @@ A layer is a convolution or an inner product with a constant weight:
 1. Conv, ConvTranspose, Gemm, MatMul, their com.microsoft Fused forms, and an Einsum that is a matrix product.
 2. Its weight is a stored tensor, perhaps behind views, or an expression of constants that can be folded into one
    (constants.py).
-3. Its bias is the operator's own bias input or a constant that an Add puts right behind it.
-4. The measured value is what stands after the bias and before the activation; an activation inside a fused
-   operator cannot be told apart from it, so there it is what the operator puts out.
+3. Its bias is the operator's own bias input, or a constant that an Add right behind the operator adds to its output.
+4. The measured value is the output after the bias and before the activation. A fused operator with an activation
+   inside shows only its output after the activation, so that output is measured.
 
-Whatever looks like a layer and cannot be initialized is listed too, with the reason.
+Nodes that look like a layer and cannot be initialized are listed too, with the reason.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ OPAQUE_OPS = frozenset({"Attention", "QAttention", "MultiHeadAttention", "Packed
 
 @dataclass(frozen=True)
 class LayerBias:
-    """What is added to a layer's product: `factor` times a value, which may be constant."""
+    """A layer's bias, y = W·x + factor·value; the value may be constant or computed."""
 
     value: str
     factor: float = 1.0
-    position: int = 2  # which input of its node it is
+    position: int = 2  # the input of its node at which it is read
     node: int = -1  # the Add behind the layer, or -1 for the layer's own node
-    shape: tuple[int, ...] | None = None  # as it must be reshaped to be added to the output
+    shape: tuple[int, ...] | None = None  # in which the bias can be added to the output
     constant: bool = True
-    kept: bool = False  # it stays and may not be zero, so that it is added after scaling
+    kept: bool = False  # not zeroed: the layer becomes y = s·W·x + bias
 
 
 @dataclass(frozen=True)
 class Layer:
     """A node whose weight can be initialized and scaled."""
 
-    node: int  # its place in Graph.nodes
+    node: int  # index in Graph.nodes
     name: str
     op: str
     weight: Weight
-    position: int  # which input of the node the weight is
+    position: int  # the input of the node at which the weight is read
     form: MatrixForm
     output: str  # the measured value
     bias: LayerBias | None
     activation: str = ""  # inside a fused operator
     notes: tuple[str, ...] = ()
-    module: str = ""  # the PyTorch module it was exported from, if the file tells
+    module: str = ""  # path of the PyTorch module, if the file tells
     norm_factor: float | None = None  # c, where its only reader is a BatchNormalization that reduces to y = c·x
 
     @property
@@ -89,9 +89,9 @@ class Layer:
 
     @property
     def is_linear(self) -> bool:
-        """Whether s times the weight makes what is measured s times as large, the bias aside.
+        """Whether y(s·W) = s·y(W) for the measured value y, apart from the bias.
 
-        With an activation inside it may not; then a trial's scale is no more than a good guess for the next.
+        An activation inside a fused operator may break this; then each trial's scale is only a good guess.
         """
         return not self.activation or (self.activation in HOMOGENEOUS_ACTIVATIONS and not self.keeps_bias)
 
@@ -104,7 +104,7 @@ class Recurrent:
     name: str
     op: str
     weights: tuple[tuple[Weight, MatrixForm], ...]
-    output: str  # its first one
+    output: str  # its first output
     module: str = ""
 
 
@@ -123,7 +123,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class LayerSet:
-    """All that looks like a layer, in the order of execution."""
+    """All nodes that look like a layer, in execution order."""
 
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
@@ -137,7 +137,7 @@ def find(graph: Graph) -> LayerSet:
 
 
 def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
-    """Leave out the layers whose names the user's patterns do not want."""
+    """Move layers that `include` does not match, or that `exclude` matches, to the skipped ones."""
     both: list[Layer | Recurrent] = [*layer_set.layers, *layer_set.recurrent]
     names = [item.module or item.name for item in both]
     for option, patterns in (("include", include), ("exclude", exclude)):
@@ -166,7 +166,7 @@ def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) 
 
 
 def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
-    """Whether a user's pattern means a layer: by the node's name, or by the module's."""
+    """Whether a user's pattern matches a layer's name or its module's path."""
     return fnmatchcase(item.name, pattern) or (bool(item.module) and fnmatchcase(item.module, pattern))
 
 
@@ -235,7 +235,7 @@ class _LayerFinder:
         return LayerSet(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
 
     def look(self, k: int, node: NodeProto) -> Layer | Recurrent | None:
-        """What a node is; None for all that does not look like a layer."""
+        """A node as a layer or as a recurrent layer; None if it does not look like one."""
         op = node.op_type
         domain = "" if node.domain == "ai.onnx" else node.domain
         if domain not in {"", MICROSOFT}:
@@ -253,7 +253,7 @@ class _LayerFinder:
         return None
 
     def layer(self, k: int, node: NodeProto) -> Layer | None:
-        """The layer that a node is; None for a product of two activations."""
+        """A node as a layer; None for a product of two activations."""
         op = node.op_type
         constant = [bool(name) and name in self.graph.constant for name in node.input]
         if all(constant[:2]):
@@ -291,7 +291,7 @@ class _LayerFinder:
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
     def _chooser(self, name: str) -> str:
-        """The If that chooses among constants, where a value comes out of one."""
+        """The If that makes a value by choosing among constants; empty if no such If makes it."""
         k = self.graph.producer.get(name)
         if k is None or self.graph.nodes[k].op_type != "If":
             return ""
@@ -357,7 +357,7 @@ def _first_output(node: NodeProto) -> str:
 def _is_bias(shape: Shape, core: Shape, rank: int) -> bool:
     """Whether a constant of this shape, added to an output, is one number for each channel, or one for all.
 
-    Axes of length 1 may stand before it, as long as the sum has no more axes than the output (of `rank`).
+    Axes of length 1 may precede those of `core`, as long as the constant has no more than `rank` axes, as the output.
     """
     ones = (1,) * (len(shape) - len(core))
     return len(shape) <= rank and (shape == (*ones, *core) or all(d == 1 for d in shape))

@@ -90,8 +90,8 @@ def product(shape: Shape, outputs: Sequence[int], inputs: Sequence[int]) -> Matr
 
 
 def einsum(equation: str, shape: Shape, position: int) -> MatrixForm:
-    """Einsum of two operands: letters that only the weight and the result have are outputs, those that are summed
-    over are inputs, those that all three have are a batch."""
+    """Einsum of two operands. A letter of the weight is an input axis if it is summed over, an output axis if the
+    result has it and the other operand has not, and a batch axis if the result and the other operand have it."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != 2 or "." in terms[position]:

@@ -1,10 +1,11 @@
-"""The PyTorch module that a node belongs to, told by what the exporter wrote down.
+"""The PyTorch module that a node belongs to, read from the node's metadata or name.
 
 1. dynamo=True: the node's metadata has the module's path, exactly.
-2. dynamo=False: the node's name is a path of scopes, `/layer1/layer1.0/conv1/Conv`. A scope is the last part of a
-   module's path that is not a number, with the numbers behind it: children of containers repeat the container's name,
-   containers that are not called are left out, and a second call of `h` is `h_1`. The module is the one path, among
-   those that the names of stored tensors speak of, whose scopes these are; else the path that the scopes spell out.
+2. dynamo=False: the node's name is a path of scopes, `/layer1/layer1.0/conv1/Conv`. A module's scope is the last part
+   of its path that is not a number, with the numbers behind it, so a container's child repeats the container's name.
+   A container that is never called has no scope, and the second call of `h` has the scope `h_1`. The node's module is
+   the shortest path with these scopes among the prefixes of stored tensors' names; if there is none, or several are
+   shortest, it is the path that the scopes spell out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lsuv_cli.model.graph import Graph
 SCOPES = "pkg.torch.onnx.name_scopes"
 # Names that exporters make up: onnx::MatMul_12, 12, val_3, t_7, /fc/Transpose_output_0.
 MADE_UP = re.compile(r"^(onnx::.*|\d+|(val|_v|t)_\d+|const_fold.*|/.*)$")
-AGAIN = re.compile(r"_\d+$")  # the scope of a module that is called once more
+AGAIN = re.compile(r"_\d+$")  # ends the scope of a module's second and later calls
 
 Path = tuple[str, ...]
 
@@ -45,7 +46,7 @@ class Modules:
         return self._found[scopes]
 
     def is_known(self, module: str) -> bool:
-        """Whether a stored tensor's name speaks of a module."""
+        """Whether a stored tensor's name begins with a module's path."""
         return tuple(module.split(".")) in self.known
 
     def _from_scopes(self, scopes: Path) -> str:
@@ -59,7 +60,7 @@ class Modules:
 
 
 def parameters(graph: Graph) -> set[str]:
-    """The names of stored tensors that an exporter did not make up, those of merged copies included."""
+    """The names of stored tensors that the exporter took from the module, including the names of merged tensors."""
     names = set(graph.initializers)
     for node in graph.nodes:
         # PyTorch's legacy exporter merges equal tensors and keeps the other names as those of Identity nodes.
@@ -69,7 +70,7 @@ def parameters(graph: Graph) -> set[str]:
 
 
 def spelled_out(scopes: Sequence[str]) -> str:
-    """The path that scopes spell out: a container's name is repeated by its child, /d1/d1.0 is d1.0."""
+    """The path that scopes spell out: /d1/d1.0 is d1.0, as a child's scope repeats its container's."""
     path: list[str] = []
     for scope in scopes:
         if path and scope.startswith(f"{path[-1]}."):
@@ -86,13 +87,13 @@ def _prefixes(names: Iterable[str]) -> Iterable[Path]:
 
 
 def _scope(path: Path) -> str:
-    """What the legacy exporter calls a module: the last part that is not a number, and the numbers behind it."""
+    """A module's scope in the legacy exporter: its last part that is not a number, and the numbers behind that."""
     first = next((k for k in reversed(range(len(path))) if not path[k].isnumeric()), 0)
     return ".".join(path[first:])
 
 
 def _fits(scopes: Path, path: Path) -> bool:
-    """Whether the scopes are those of a module and of some of the modules around it."""
+    """Whether the last scope is that of the module at `path`, and the others, in order, those of its ancestors."""
     if _scope(path) != scopes[-1]:
         return False
     around = iter(_scope(path[:length]) for length in range(1, len(path)))

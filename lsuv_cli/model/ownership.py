@@ -4,13 +4,13 @@ Before any weight is changed, every layer is given a tensor it may write:
 
 1. A weight that is an expression of constants is folded into one tensor.
 2. A weight that several layers share stays shared, is copied for each, or is left alone, as the user wants.
-   If anything but a layer reads it too (an embedding, an excluded layer, a graph output), its layers are left
-   alone, or get a copy. Reading nothing but its shape does not count.
-3. A bias to be zeroed, or a running statistic to be reset, is overwritten only where all its readers want that;
-   otherwise the node gets a tensor of its own.
+   If anything but a layer to be initialized reads it too (an embedding, an excluded layer, a graph output), its
+   layers are left alone, or get a copy. A node that reads only the weight's shape does not count.
+3. A bias to be zeroed, or a running statistic to be reset, is overwritten only if all its readers are to read the new
+   value; otherwise the node gets a tensor of its own.
 
 A node inside a function of the model cannot be rewired, so there only the tensors themselves can change.
-Nothing is changed here: what has to be done is collected as edits (editor.py).
+This module changes nothing: it returns edits for editor.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Spot = tuple[int, int]  # a node, and the position of one of its inputs
 
 @dataclass
 class Ownership:
-    """What was decided, by the layers' outputs, and the edits that it takes."""
+    """The layers that are left alone and notes, both by the layers' outputs, and the edits to apply."""
 
     left_alone: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Ownership:
 
 @dataclass(frozen=True)
 class _Use:
-    """A layer's reading of a weight."""
+    """An input at which a layer reads a weight."""
 
     item: Layer | Recurrent
     weight: Weight
@@ -53,9 +53,9 @@ class _Use:
 
 
 def settle_weights(graph: Graph, layers: LayerSet, tied: Tied, *, recurrent: bool = False) -> Ownership:
-    """Find each layer a weight tensor that can be written, or a reason why not (rules 1 and 2).
+    """Give each layer a weight tensor that can be written, or the reason why there is none (rules 1 and 2).
 
-    Recurrent layers have a say only where their weights are to be written too.
+    With `recurrent`, recurrent layers' weights are written too; otherwise a recurrent layer is one more reader.
     """
     uses: dict[str, list[_Use]] = defaultdict(list)
     for layer in layers.layers:
@@ -77,7 +77,7 @@ class _Settlement:
     def settle(self, base: str, users: Sequence[_Use]) -> None:
         mine = Counter((use.item.node, use.weight.value) for use in users)
         others = list((Counter(readers_of(self.graph, base)) - mine).elements())
-        # A recurrent layer's matrices are not scaled, so they cannot be one with a layer's that are.
+        # A recurrent layer's matrices are not scaled, so it cannot share a weight with a layer whose weight is.
         mixed = len(users) > 1 and any(isinstance(use.item, Recurrent) for use in users)
         if self.tied is Tied.UNTIE and (others or len(users) > 1):
             for use in users if others else users[1:]:
@@ -95,7 +95,7 @@ class _Settlement:
                 self.note(use, f"weight shared by {len(users)} layers")
 
     def keep(self, users: Sequence[_Use]) -> None:
-        """Let these layers, which alone read it, write their weight: in place, or in one tensor for an expression."""
+        """Let layers write their weight, which nothing else reads: in place, or, for an expression, once folded."""
         weight = users[0].weight
         if weight.place == "folded":
             self.decided.edits.append(Fold(weight.base, self.folded[weight.base]))
@@ -128,9 +128,9 @@ class _Settlement:
 
 
 def overwrite(graph: Graph, wanted: Mapping[Spot, float], values: Mapping[str, Array]) -> tuple[list[Edit], set[Spot]]:
-    """Set the constants that nodes read at some spots to one number each (rule 3).
+    """Fill the constant that each spot in `wanted` reads with that spot's number (rule 3).
 
-    `values` has the present value of every such constant. Gives the edits, and the spots that cannot be set.
+    `values` has the present value of every such constant. Returns the edits, and the spots that cannot be set.
     """
     edits: dict[str, Edit] = {}
     impossible: set[Spot] = set()

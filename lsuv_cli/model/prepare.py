@@ -1,9 +1,9 @@
-"""The model made ready: every layer owns what will be written, biases and statistics are as the user wants them.
+"""The model made ready: every layer owns its weight tensor, and biases and statistics are zeroed, reset or kept.
 
 1. Look: the working copy of the model as given, and its layers (`look`).
 2. Decide, on that one look: which weights are folded, copied or left alone; which biases are zeroed; which statistics
    of BatchNormalization are reset.
-3. Edit: all of it together, in place, on the draft's model.
+3. Edit: apply all decisions together, in place, to the draft's model.
 4. Look again: the layers of the edited model hold what was decided (`layer.bias.kept`, `layer.norm_factor`).
 """
 
@@ -40,29 +40,29 @@ class Look:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An edited graph whose layers can be written, and what had to be done for that."""
+    """The edited graph, whose layers' weights can be written, with notes and warnings about the edits."""
 
     graph: Graph
-    layers: LayerSet  # layers to initialize, and all that is left alone
-    every: LayerSet  # the same before anything was left out
+    layers: LayerSet  # layers to initialize, and skipped ones with the reason
+    every: LayerSet  # all layers, before any was excluded or left alone
     notes: Mapping[str, list[str]]  # by the layers' outputs
     warnings: tuple[str, ...]
 
 
 def look(file: ModelFile | Draft, branches: Mapping[str, bool] | None = None) -> Look:
-    """Look at a model as it is now, whether it lies in a file or is being drafted."""
+    """The working copy and the layers of a model as it is now, in a file or in a draft."""
     model = file.proto if isinstance(file, ModelFile) else file.file.proto
     return layers_of(graphs.build(model, file, branches))
 
 
 def layers_of(graph: Graph) -> Look:
-    """A look at a graph that is there already."""
+    """A graph together with its layers."""
     every = layers.find(graph)
     return Look(graph, replace(every, layers=batch_norm.with_factors(graph, every.layers)))
 
 
 def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str, bool] | None = None) -> Prepared:
-    """Settle who owns which tensor, zero biases and reset statistics as asked. Edits the draft's model in place."""
+    """Settle which layer owns which tensor, zero biases and reset statistics. Edits the draft's model in place."""
     every = given.layers
     if not every.layers and not every.recurrent:
         why = f" ({every.skipped[0].name}: {every.skipped[0].reason})" if every.skipped else ""
@@ -96,7 +96,7 @@ def _shared(settled: LayerSet) -> int:
 
 
 def _with_kept_biases(layer_set: LayerSet, kept: frozenset[str]) -> LayerSet:
-    """Mark the biases that stay. Behind one, a norm no longer multiplies by the same number as the scale does."""
+    """Mark kept biases. With a kept bias b, c·(s·W·x + b) is no multiple of W·x, so the layer has no norm factor."""
 
     def marked(layer: Layer) -> Layer:
         if layer.bias is None or layer.output not in kept:
@@ -107,7 +107,7 @@ def _with_kept_biases(layer_set: LayerSet, kept: frozenset[str]) -> LayerSet:
 
 
 def _settle_biases(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], frozenset[str]]:
-    """Zero the biases or keep them; the outputs of the layers that keep one which is not zero anyway."""
+    """The edits that zero biases, and the outputs of the layers whose bias stays and may be nonzero."""
     kept: set[str] = set()
     wanted: dict[Spot, float] = {}
     values: dict[str, Array] = {}
@@ -132,7 +132,7 @@ def _spot(layer: Layer) -> Spot:
 
 
 def _settle_norms(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], list[str]]:
-    """Reset the statistics of BatchNormalization behind layers, or warn that they are those of the old weights."""
+    """The edits that reset the statistics of BatchNormalization behind layers, or a warning that these are stale."""
     wanted = batch_norm.resets(graph, batch_norm.behind(graph, settled.layers))
     names = {spot: graph.nodes[spot[0]].input[spot[1]] for spot in wanted}
     known = {name: graph.known(name) for name in names.values()}

@@ -1,7 +1,7 @@
 """Operators that draw random numbers: which they are, and how a run of them is made repeatable.
 
-onnxruntime seeds each such operator when a session is made, and draws on from run to run. With a `seed` of its own an
-operator therefore gives batch k the same numbers in every session that runs the batches in order.
+onnxruntime seeds each random operator when a session is made, and continues its random stream from run to run. So an
+operator with a `seed` attribute gives batch k the same numbers in every session that runs the batches in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_random(node: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
 
 
 def drops(node: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
-    """Whether a node is a Dropout in training mode, or may be one: its flag is computed."""
+    """Whether a node is a Dropout in training mode; a training_mode input that a node computes counts as true."""
     if node.op_type != "Dropout" or len(node.input) < 3 or not node.input[2]:
         return False
     flag = tensors.get(node.input[2])
@@ -31,7 +31,7 @@ def drops(node: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
 
 
 def seeded(node: NodeProto) -> NodeProto:
-    """A random operator with a seed of its own: the model's, or one that follows from the name of its output."""
+    """A random operator with a `seed` attribute: the model's, or else one derived from the name of its output."""
     if any(held.name == "seed" for held in node.attribute):
         return node
     copied = NodeProto()

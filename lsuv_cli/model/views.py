@@ -1,7 +1,7 @@
-"""From a stored tensor to what an operator reads, and back.
+"""Views: from a stored tensor to the tensor that an operator reads, and back.
 
 Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes.
-Each of them only renames elements, so a chain can be walked in both directions.
+Each of these nodes keeps all elements and has an inverse, so a chain can be followed in both directions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """LSUV for a PyTorch network in one call: `from lsuv_cli.torch import lsuv_; report = lsuv_(net, batch)`.
 
 1. The network is exported to ONNX as it is, in eval mode, with BatchNorm left unfolded (export.py).
-2. The ONNX model is initialized; the new weights are found in the network's own state by value.
-3. They are loaded in place, strictly; parametrized weights go through their parametrization (loading.py).
+2. The ONNX model is initialized, and each weight is traced by its values to a tensor of the network's state dict.
+3. The new state dict is loaded in place; parametrized weights go through their parametrization (loading.py).
 4. Every layer is measured once more in PyTorch on the same data (calls.py), and the report has that variance too.
 
-If anything fails, the network is as it was.
+If any step fails, the network keeps its old weights.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
     `data` is a batch as the network takes it (a tensor, a tuple, or a dict of keyword arguments), or an iterable of
     batches such as a DataLoader, of which the first 256 samples are taken, or `limit`. Items of a tuple beyond the
     arguments that `forward` requires are labels, and left out. `dynamo` chooses PyTorch's exporter as in
-    `torch.onnx.export`; by default the legacy one is tried, then the other. The other arguments are the fields of
-    `Settings`.
+    `torch.onnx.export`; by default the legacy exporter (False) is tried first, then the newer one (True). The other
+    arguments are the fields of `Settings`.
 
     The report has each layer's variance in the ONNX model (`variance`) and in PyTorch (`variance_home`), both in eval
     mode. A layer that is outside the tolerance in PyTorch is not `ok`, and makes `report.exit_code` 1.
@@ -60,7 +60,7 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
 
 
 def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> Initialized:
-    """The initialized ONNX model, through the first exporter that leads to one."""
+    """The initialized ONNX model, from the first exporter with which export and initialization succeed."""
     reasons: dict[str, str] = {}
     for way in (False, True) if dynamo is None else (dynamo,):
         try:
@@ -75,7 +75,7 @@ def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, s
 
 
 def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings) -> LayerReport:
-    """A layer's entry with what was measured in PyTorch."""
+    """A layer's report entry with its variance in PyTorch, and status OUTSIDE if that misses the tolerance."""
     if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED}:
         return layer if call is None else replace(layer, variance_home=call.variance)
     if call is None or (not call.bias and "bias kept" in layer.notes):
@@ -91,7 +91,7 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
 
 @contextlib.contextmanager
 def _untouched(net: torch.nn.Module) -> Iterator[None]:
-    """Leave the modules' modes and the random state as they were."""
+    """Restore the modules' training modes and PyTorch's random state at the end."""
     modes = [(module, module.training) for module in net.modules()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):

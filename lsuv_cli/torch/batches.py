@@ -49,7 +49,7 @@ def samples(call: Call) -> int:
 
 
 def collect(net: torch.nn.Module, data: Any, limit: int | None) -> tuple[list[Call], list[str]]:
-    """The calls that the data stands for, all of one shape, and a warning for those that were left out."""
+    """The data as calls, all with the first one's shapes, and a warning if batches of other shapes are left out."""
     one = isinstance(data, torch.Tensor | tuple | Mapping)
     most = limit if limit is not None else None if one else SAMPLES
     found: list[Call] = []
@@ -77,7 +77,7 @@ def _iterated(data: Any) -> Iterator[Any]:
 
 
 def _call(net: torch.nn.Module, batch: Any) -> Call:
-    """A batch as `forward` takes it: what it does not require beyond a tuple's first items are labels."""
+    """A batch as a call of `forward`. Items of a tuple beyond the arguments that `forward` requires are labels."""
     parameters = inspect.signature(net.forward).parameters
     if isinstance(batch, Mapping):
         call = _keywords(parameters, {str(name): value for name, value in batch.items()})
@@ -95,7 +95,7 @@ def _call(net: torch.nn.Module, batch: Any) -> Call:
 
 
 def _keywords(parameters: Mapping[str, inspect.Parameter], batch: dict[str, Any]) -> Call:
-    """The entries that `forward` knows, in its order, without labels that it does not require."""
+    """The entries of a dict that `forward` has parameters for, in their order, without optional labels."""
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     wanted = {
         name: batch[name]

@@ -1,6 +1,6 @@
-"""What the layers put out in PyTorch itself: every product and convolution with a weight, where it is called.
+"""Output variances of the layers in PyTorch itself, measured at every call of a product or convolution with a weight.
 
-Hooks say which module is running; a function mode sees each call inside it, of nn.Linear as well as of F.linear.
+Hooks tell which module is running; a TorchFunctionMode sees each call inside it, of nn.Linear as well as of F.linear.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lsuv_cli.report import LayerReport
 from lsuv_cli.torch.batches import Call
 from lsuv_cli.torch.export import without_fast_path
 
-# Where each function has its weight and its bias.
+# Function -> the positions of the weight and of the bias among its arguments.
 WEIGHTED = {
     "linear": (1, 2), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2), "conv_transpose1d": (1, 2),
     "conv_transpose2d": (1, 2), "conv_transpose3d": (1, 2), "addmm": (2, 0),
@@ -31,7 +31,7 @@ PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsu
 
 @dataclass(frozen=True)
 class Measured:
-    """One call of a product or convolution: its place, and the moments of what it gave on all batches."""
+    """One call of a product or convolution: its module, and the moments of its output over all batches."""
 
     module: str
     size: int  # elements of the weight
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
-    """All calls in their order, if it is the same for every batch; else those of no batch."""
+    """All calls in execution order; empty if two batches lead to different calls, which cannot be merged."""
     total: list[Measured] = []
     with without_fast_path(), torch.no_grad():
         for k, call in enumerate(given):
@@ -69,7 +69,10 @@ def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
 
 
 def matched(layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping[int, Measured]:
-    """The call that each layer of the report is: the calls inside its module, in order, with a weight of its size."""
+    """Index of a layer -> its call.
+
+    Layers and calls of the same module and weight size are paired in order, if there are as many layers as calls.
+    """
     there: dict[tuple[str, int], list[Measured]] = defaultdict(list)
     here: dict[tuple[str, int], list[int]] = defaultdict(list)
     for call in calls:
@@ -88,7 +91,7 @@ def matched(layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping
 def _one(net: torch.nn.Module, call: Call) -> list[Measured]:
     path: list[str] = []
 
-    def leave(*_: Any) -> None:  # what a hook returns would take the output's place
+    def leave(*_: Any) -> None:  # returns None: a hook's result would replace the output
         path.pop()
 
     handles = []

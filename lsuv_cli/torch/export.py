@@ -1,7 +1,7 @@
-"""The network as an ONNX file, nothing folded: every weight in the file is a tensor of the network.
+"""The network as an ONNX file with nothing folded: every weight in the file is a tensor of the network.
 
-dynamo=False: `training=TrainingMode.PRESERVE, do_constant_folding=False`; dynamo=True: `optimize=False`. Both write for
-the shapes of one batch, which is all that initialization needs.
+dynamo=False: `training=TrainingMode.PRESERVE, do_constant_folding=False`; dynamo=True: `optimize=False`. Both
+exporters fix the shapes to those of one batch; initialization needs no other shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lsuv_cli.torch import loading
 from lsuv_cli.torch.batches import Call
 
 Array = NDArray[Any]
-LARGE = 1 << 30  # bytes of weights above which they go to a file of their own
+LARGE = 1 << 30  # bytes of weights above which the weights go to an external data file
 
 
 class ExportFailed(Exception):
@@ -42,7 +42,7 @@ class Exported:
 
 @contextlib.contextmanager
 def exported(net: torch.nn.Module, call: Call, *, dynamo: bool) -> Iterator[Exported]:
-    """Export a network that is in eval mode; the file is gone afterwards."""
+    """Export a network that is in eval mode; the file is deleted at the end of the `with` statement."""
     with tempfile.TemporaryDirectory(prefix="lsuv-") as directory:
         path = Path(directory) / "model.onnx"
         large = sum(value.nbytes for value in net.state_dict().values() if isinstance(value, torch.Tensor)) > LARGE
@@ -55,7 +55,7 @@ def exported(net: torch.nn.Module, call: Call, *, dynamo: bool) -> Iterator[Expo
         try:
             with _quiet(), without_fast_path():
                 torch.onnx.export(net, call.args, str(path), **options)
-        except Exception as problem:  # exporters fail in every way there is
+        except Exception as problem:  # exporters raise exceptions of any type
             raise ExportFailed(f"PyTorch's exporter failed: {_first_line(problem)}") from problem
         if not dynamo:
             _separate(path, net)
@@ -74,7 +74,7 @@ def feeds(call: Call, model: Exported) -> dict[str, Array]:
 
 
 def _separate(path: Path, net: torch.nn.Module) -> None:
-    """Undo what the legacy exporter does to equal tensors: it keeps one and makes the others Identities of it."""
+    """Undo the legacy exporter's merging of equal tensors: it keeps one and makes the others Identity nodes."""
     model = onnx.load(path)
     state = {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)}
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -95,7 +95,7 @@ def _separate(path: Path, net: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Attention as products of matrices: in eval mode PyTorch has one fused operator for it, which ONNX has not."""
+    """Compute attention as matrix products: in eval mode PyTorch uses one fused operator, which ONNX does not have."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -106,7 +106,7 @@ def without_fast_path() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No word of the exporters: what went wrong is in their exception."""
+    """Silence the exporters' prints, logs and warnings: their exception says what went wrong."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -124,7 +124,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(problem: Exception) -> str:
-    """The reason in one line: of the first cause, whose exception has it."""
+    """The first line of the exception at the root of the chain of causes, which states the reason."""
     cause: BaseException = problem
     while cause.__cause__ is not None:
         cause = cause.__cause__

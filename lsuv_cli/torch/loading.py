@@ -1,4 +1,4 @@
-"""The network's state as arrays, and new weights into it, all or nothing."""
+"""The network's state dict as arrays, and the loading of new weights, undone if anything fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A tensor's values; numpy has no bfloat16 of its own."""
+    """A tensor's values; bfloat16, which numpy lacks, as ml_dtypes.bfloat16."""
     plain = tensor.detach().cpu()
     if plain.dtype is torch.bfloat16:
         return np.asarray(plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
@@ -31,7 +31,7 @@ def array(tensor: torch.Tensor) -> Array:
 
 
 def arrays(net: torch.nn.Module) -> dict[str, Array]:
-    """The network's state; a tensor that it has under several names is one array."""
+    """The network's state dict as arrays; a tensor with several names is one array."""
     known: dict[tuple[Any, ...], Array] = {}
     found = {}
     for name, tensor in net.state_dict().items():
@@ -49,11 +49,11 @@ def _tensor(values: Array) -> torch.Tensor:
 
 @contextlib.contextmanager
 def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
-    """Load the initialized weights; what follows may still fail, and then the network is as it was."""
+    """Load the initialized weights. If the body of the `with` statement fails, the old weights are restored."""
     assert done.weights is not None and done.report.carried is not None
     before = _copied(net)
     try:
-        state = net.state_dict()  # with the versions of the modules' formats, which a plain dict has not
+        state = net.state_dict()  # carries the modules' format versions (`_metadata`), which a plain dict lacks
         for name in state.keys() & done.weights.keys():
             state[name] = _tensor(done.weights[name])
         net.load_state_dict(state, strict=True)
@@ -64,7 +64,7 @@ def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
 
 
 def _copied(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's state that later changes do not reach."""
+    """A module's state dict with copies of the tensors."""
     state: dict[str, Any] = module.state_dict()
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -73,7 +73,7 @@ def _copied(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
-    """Give weights that could not be found by value to parametrizations that take them."""
+    """Set weights that could not be traced by value through their parametrizations, if these have an inverse."""
     carried = done.report.carried
     assert carried is not None
     if not carried.left or done.model is None:
@@ -84,7 +84,7 @@ def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
 
 
 def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
-    """The weights that are not carried: the ONNX tensor, the module, and the values in a module's layout."""
+    """The weights that are not carried: name of the ONNX tensor, path of the module, values in the module's layout."""
     assert done.model is not None and done.report.carried is not None
     wanted = {item.name for item in done.report.carried.left}
     file = load(done.model)
@@ -97,7 +97,7 @@ def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
 
 
 def _assign(net: torch.nn.Module, path: str, weight: Array) -> bool:
-    """Set a parametrized weight; whether it is then what was asked for."""
+    """Set a parametrized weight, and tell whether it then has these values; if not, the old state is restored."""
     try:
         module = net.get_submodule(path)
     except AttributeError:
