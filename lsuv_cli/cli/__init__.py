@@ -1,7 +1,7 @@
 """The `lsuv` command; the only package that prints.
 
-Importing it imports next to nothing, and `main` begins by answering requests to stop: whatever it imports after that
-can be interrupted.
+Importing it imports next to nothing, and `main` first installs handlers for SIGINT, SIGTERM and SIGHUP, so that the
+heavy imports after that can be interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     try:
         for number in POLITE:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a signal that nohup or a shell ignores stays ignored
                 signal.signal(number, _interrupt)
         from lsuv_cli.cli import child_process, terminal
 
@@ -42,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    for polite in POLITE:  # the first counts
+    for polite in POLITE:  # after the first request, further ones are ignored
         signal.signal(polite, signal.SIG_IGN)
     raise KeyboardInterrupt
 
