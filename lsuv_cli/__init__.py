@@ -1,8 +1,8 @@
-"""LSUV initialization for ONNX models: four functions, and the types of what they take, give and raise."""
+"""LSUV initialization for ONNX models: four functions, and the types of their arguments, results and errors."""
 
 from lsuv_cli.version import __version__
 
-TYPE_CHECKING = False  # as type checkers know it; the command begins here, and typing takes time to import
+TYPE_CHECKING = False  # type checkers know this name; importing it from typing would slow the command's start
 if TYPE_CHECKING:
     from typing import Any
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> "Any":
     if name in __all__:
         import importlib
 
-        for room in ("errors", "report", "settings", "api"):  # the last one takes time
+        for room in ("errors", "report", "settings", "api"):  # lightest first: importing api takes time
             module = importlib.import_module(f"lsuv_cli.{room}")
             if hasattr(module, name):
                 return getattr(module, name)

@@ -188,7 +188,7 @@ def compare(
     checked = Settings.of(settings)
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
-        sources = list(sources)  # gone through once for each initialization
+        sources = list(sources)  # iterated once for each initialization
     reports = {}
     with _opened(model) as file:
         Job(file, checked, sources, listen).targets(drawn)
@@ -205,7 +205,7 @@ def compare(
 
 @contextlib.contextmanager
 def _opened(model: Model) -> Iterator[ModelFile]:
-    """A model to work on. What goes wrong unforeseen is blamed on it, if onnxruntime does not take it either."""
+    """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too."""
     file = load(model)
     try:
         yield file

@@ -1,8 +1,8 @@
 """Requests to stop (SIGINT, SIGTERM, SIGHUP), and what a person is told if the process ends now.
 
-The command does its work in a child process, which a request ends at once; its parent then speaks
-(`cli.child_process`). What it says stands in memory that both share: how far the work has come, and the exit code once
-it is decided.
+The command does its work in a child process, which a request ends at once; the parent then prints the message
+(`cli.child_process`). The message follows from a `Standing` in memory that both processes share: how far the work has
+come, and the exit code once it is decided.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Standing:
     """How far the work has come."""
 
     so_far: str = "nothing was written"
-    exit_code: int | None = None  # once the result is there
-    told: bool = False  # nothing more was to be said
+    exit_code: int | None = None  # once the result is published
+    told: bool = False  # the child had printed everything itself
 
 
 _standing = Standing()
@@ -44,7 +44,7 @@ def standing() -> Standing:
     text = _board[:].rstrip(b"\0") if _board is not None else b""
     try:
         return Standing(**json.loads(text)) if text else _standing
-    except ValueError:  # killed while it wrote
+    except ValueError:  # the child was killed while it wrote the standing
         return Standing("its output may have been written")
 
 
@@ -61,15 +61,15 @@ def published(exit_code: int) -> None:
 
 
 def ended(exit_code: int) -> None:
-    """All is done and told; what is left is Python's own end."""
+    """All work is done and reported; only Python's shutdown is left."""
     _post(replace(_standing, exit_code=exit_code, told=True))
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Requests to stop wait while a result gets its name, and are then carried out.
+    """Hold requests to stop while a result is renamed into place, then carry them out.
 
-    The handlers are exchanged rather than the signals blocked: a thread of onnxruntime would take them instead.
+    The handlers are replaced, because a blocked signal would be delivered to a thread of onnxruntime instead.
     """
     waiting: list[int] = []
     kept = {}

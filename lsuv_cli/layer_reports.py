@@ -28,7 +28,7 @@ class Findings:
     """The measurements of all layers, by the names of their outputs."""
 
     plan: Plan
-    verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the model looked at
+    verified: Mapping[str, Moments] = field(default_factory=dict)  # in the written file, or in the inspected model
     given: Mapping[str, Moments] = field(default_factory=dict)  # in the model as given, if asked for
     turns: Mapping[str, Turn] = field(default_factory=dict)
     noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
@@ -48,7 +48,7 @@ def judge(moments: Moments | None, settings: Settings) -> Status:
 def of_measurement(
     graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
 ) -> list[LayerReport]:
-    """The entries of a model as it stands, judged by the settings, or not at all."""
+    """The entries of a model as it stands; each layer is judged by the settings, if there are any."""
     wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
     entries = []
@@ -96,7 +96,7 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
 
 
 def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:
-    """How an initialized layer ended."""
+    """The status of an initialized layer."""
     turns, verified = findings.turns, findings.verified
     turn = turns.get(layer.output)
     if not turns:

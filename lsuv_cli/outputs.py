@@ -27,7 +27,7 @@ StrPath = str | os.PathLike[str]
 
 DATA_SUFFIX = ".data"  # of the file with a model's weights, beside it
 DESCRIPTORS = ("/dev/fd", "/proc/self/fd")
-LINKS = 40  # in a row, as many as Linux follows
+LINKS = 40  # symbolic links in a row, as many as Linux follows
 RENAME_NOREPLACE = 1
 AT_FDCWD = -100
 PATIENCE = 10.0  # seconds in which another run will have renamed its two files
@@ -79,7 +79,7 @@ class Target:
             self.publish(made)
 
     def failure(self, problem: OSError) -> OutputError:
-        """What is told if the system refuses to write."""
+        """The error for a target that the system refuses to write."""
         return OutputError(f"{self.given} cannot be written: {problem.strerror or problem}; nothing was changed")
 
 
@@ -169,7 +169,7 @@ def growing(target: Target) -> Iterator[Path]:
 def alone_in(directory: Path) -> Iterator[None]:
     """Let one process at a time rename results into a directory, so that model and data belong together.
 
-    Whoever holds the directory's lock for long is not one of ours (`flock DIR lsuv ...`): then go on without it.
+    A lock that is held longer than PATIENCE is another program's (`flock DIR lsuv ...`): then go on without it.
     """
     try:
         import fcntl
@@ -258,7 +258,7 @@ def _descriptor(path: Path) -> str | None:
 
 def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        if stat.S_ISCHR(one.stat().st_mode):  # /dev/null may be everything
+        if stat.S_ISCHR(one.stat().st_mode):  # /dev/null may be input and output at once
             return False
         return one.samefile(other)
     with contextlib.suppress(OSError, ValueError):
@@ -274,9 +274,9 @@ def _within(path: Path, directory: Path) -> bool:
 
 
 def _rename_to_new(made: Path, place: Path) -> None:
-    """Rename unless there is something; FileExistsError then. In one step wherever the system has one for it."""
+    """Rename a file; FileExistsError if the new name is taken. Atomic wherever the system allows it."""
     if os.name == "nt":
-        made.rename(place)  # fails there if the name is taken
+        made.rename(place)  # on Windows rename fails if the name is taken
         return
     if sys.platform == "linux" and _renamed_by_linux(made, place):
         return

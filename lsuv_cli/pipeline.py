@@ -44,7 +44,7 @@ from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
 
-# Of the available memory, what values between stages may take before they go to a file.
+# The fraction of the available memory that the frontier may take before values go to a file.
 FRONTIER_RATIO = 0.5
 # A variance is measured ten times as accurately as it is judged, within these bounds.
 FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
@@ -86,7 +86,7 @@ class Job:
     settings: Settings
     data: Data | Sequence[str] | None
     listen: Listener
-    like: Checkpoint | None = None  # the network's own, as it was exported
+    like: Checkpoint | None = None  # the network's checkpoint as it was exported
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -99,7 +99,7 @@ class Job:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
-            # What must be known of the model as given is read here: afterwards it is edited in place.
+            # The model as given is measured here, because it is edited in place afterwards.
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
             homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
@@ -142,7 +142,7 @@ class Job:
     def _publish(
         self, draft: Draft, tensors: Mapping[str, Array] | None, weights_file: Target | None, report: Report
     ) -> None:
-        """Give the results their names, the model first: where it cannot have its own, nothing is written."""
+        """Rename the results into place, the model first: if that fails, no result is written."""
         streams = [target for target in (draft.target, weights_file) if target is not None and target.stream]
         with contextlib.ExitStack() as stack:
             if weights_file is not None:
@@ -151,7 +151,7 @@ class Job:
                     checkpoints.write(made, tensors or {}, self.like.metadata)
                 else:
                     checkpoints.write(made, named.storable(tensors or {}, made), {"format": "pt"})
-            # Nobody knows how long the reader of a pipe takes: then requests to stop do not wait.
+            # The reader of a pipe may take arbitrarily long, so requests to stop are not held for a stream.
             with contextlib.nullcontext() if streams else interruption.held():
                 draft.publish()
                 if weights_file is not None:
@@ -174,7 +174,7 @@ class Job:
         return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=beside)
 
     def look(self, command: str) -> Report:
-        """Only look: at the layers, and with data at what they put out."""
+        """Report on a model without changing it: its layers and, with data, the moments of their outputs."""
         run = self._open()
         graph, every = run.look.graph, run.look.layers
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
@@ -191,7 +191,7 @@ class Job:
         return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
 
     def _matching(self, look: Look) -> matching.Matching:
-        """Where the model's numbers are in the network's checkpoint."""
+        """Match the model's tensors to those of the network's checkpoint by their values."""
         assert self.like is not None
         matched = matching.match(look.graph, look.layers, look.graph.array, self.like)
         self.warnings += matched.warnings
@@ -203,7 +203,7 @@ class Job:
         graph = graphs.build(self.file.proto, self.file)
         data = self._calibration(graph) if self.data is not None else None
         branches: dict[str, bool] = {}
-        # A branch that is taken may have another If inside.
+        # A taken branch may have another If inside, hence the loop.
         while more := {
             name: taken
             for name, taken in which.taken(graph, self._pass("branches", data, device) if data else None).items()
@@ -239,7 +239,7 @@ class Job:
         return data
 
     def _pre_initialize(self, draft: Draft, prepared: Prepared) -> None:
-        """All that is not scaled: recurrent layers, and every layer where only this was asked for."""
+        """Pre-initialize the layers that are not scaled: recurrent layers; with `rescale=False`, every layer."""
         kind, seed, graph = self.settings.pre_init, self.settings.seed, prepared.graph
         if kind is PreInit.KEEP:
             return
@@ -251,7 +251,7 @@ class Job:
             draft.store(graph.tensors[base], pre_initialized(graph, users[0], kind, seed))
 
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
-        """Scale the layers if that is asked for; write the file and measure it."""
+        """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
         measured = ModelMoments({})
 
         def verify() -> Mapping[str, Moments]:
@@ -283,7 +283,7 @@ class Job:
         return findings, scaled.trials if scaled else 0
 
     def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
-        """Every layer's output in a model as it stands."""
+        """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
@@ -352,7 +352,7 @@ def _files_of(data: object) -> list[Path]:
     paths = []
     for item in data:
         if isinstance(item, str):
-            parts = item.split("=")  # [NAME=]PATH, and both may have a = in them
+            parts = item.split("=")  # [NAME=]PATH, and NAME and PATH may both have a = in them
             paths += [Path("=".join(parts[k:])) for k in range(len(parts))]
         else:
             paths += _files_of(item)

@@ -1,4 +1,4 @@
-"""Progress: how a caller hears of it while a request is worked on."""
+"""Progress: the listener that a request calls while it works."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Listener = Callable[[str, int, int], None]
 
 
 def silent(phase: str, done: int, total: int) -> None:
-    """The listener of a caller who does not want to hear."""
+    """A listener that does nothing."""

@@ -1,4 +1,4 @@
-"""What was done, as data: one entry for each node that looks like a layer. `to_json` is the documented schema."""
+"""The report of a run as data: one entry for each node that looks like a layer. `to_json` is the documented schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(StrEnum):
     OK = "ok"  # within the tolerance
     PLANNED = "planned"  # a layer that is not judged: --dry-run, inspect
     PRE_INITIALIZED = "pre-init"  # not scaled: --no-rescale, or a recurrent layer
-    TIED = "tied"  # one weight, several layers: this one is outside, those that decide the scale are within together
+    TIED = "tied"  # shares its weight: outside itself, but the layers that decide the scale are within, pooled
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
     OUTSIDE = "outside"  # outside the tolerance, or optimized and unoptimized runs differ
@@ -108,7 +108,7 @@ class Report:
         return self.command == "init" and all(layer.status in LEFT_ALONE for layer in self.layers)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values; numbers that JSON has no word for become null."""
+        """The report as JSON values; NaN and Inf, which JSON does not have, become null."""
         fields = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
         plain = _plain(fields)
         assert isinstance(plain, dict)

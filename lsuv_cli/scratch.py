@@ -1,9 +1,10 @@
-"""Scratch directories: where results grow before they get their names.
+"""Scratch directories: results are written there before they are renamed into place.
 
 1. A scratch directory lies beside the output and is called `.lsuv-` and 16 hexadecimal digits. It holds a file `lock`
-   with a text of ours (`MARK`), whose lock the living process holds.
-2. The next run in the same place removes what killed runs left: a directory of such a name whose lock nobody holds, and
-   whose `lock` has our text, or that holds nothing but an empty `lock`, or nothing at all. Anything else is not ours.
+   with the text `MARK`, whose lock the living process holds.
+2. The next run in the same place removes the scratch directories of killed runs: a directory of such a name whose lock
+   no process holds, and whose `lock` file has the text `MARK`, or which holds only an empty `lock`, or nothing. Any
+   other directory may be the user's and stays.
 3. Between making a directory and holding its lock another run may take it for a leftover. So its maker looks whether
    the locked file is still in its place, and begins anew with another name if it is not.
 """
@@ -38,7 +39,7 @@ class Scratch:
     def __enter__(self) -> Scratch:
         sweep(self._directory)
         for _ in range(ATTEMPTS):
-            # Named before it is made, so that an interruption right between the two leaves nothing.
+            # The path is set before the directory is made, so that an interruption between the two leaves nothing.
             self.path = self._directory / f"{PREFIX}{secrets.token_hex(8)}"
             temporary.announce(self.path)
             try:
@@ -65,7 +66,7 @@ class Scratch:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what killed runs left in a directory."""
+    """Remove the scratch directories that killed runs left in a directory."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -93,7 +94,7 @@ def _claimed(lock: Path) -> IO[bytes] | None:
 def _remove_if_left(path: Path) -> None:
     lock = path / "lock"
     try:
-        # A pipe or a link of that name is none of ours, and must not keep us waiting.
+        # A pipe or a symbolic link called `lock` is the user's; opening it must neither block nor follow it.
         handle = os.open(lock, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         path.rmdir()  # refused unless it is empty
@@ -104,7 +105,7 @@ def _remove_if_left(path: Path) -> None:
         said = file.read(len(MARK) + 1)
         if said not in (MARK, b"") or (not said and list(path.iterdir()) != [lock]):
             return
-        if os.name == "nt":  # a file that a living run has open cannot be removed there, which serves as its lock
+        if os.name == "nt":  # Windows cannot remove a file that a living run has open: that is its lock
             file.close()
             lock.unlink()
         shutil.rmtree(path, ignore_errors=True)

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, 
 
 from lsuv_cli.errors import LsuvError
 
-MOST_THREADS = max(256, os.cpu_count() or 1)  # each takes a stack and time
+MOST_THREADS = max(256, os.cpu_count() or 1)  # each thread takes a stack and time to start
 MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
-MOST_DIGITS = 18  # of a number of samples
+MOST_DIGITS = 18  # digits of a number of samples
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -69,7 +69,7 @@ CHECK_TOL = 0.1
 
 
 class SettingsDict(TypedDict, total=False):
-    """The settings as keywords of the Python functions; the values that `Settings` makes its own of."""
+    """The settings as keywords of the Python functions, with all types that `Settings` accepts and converts."""
 
     pre_init: PreInit | PreInitName
     rescale: bool
@@ -95,7 +95,7 @@ class SettingsDict(TypedDict, total=False):
 
 
 class Unfit(Exception):
-    """A value is not what a setting takes; the message says what it should be."""
+    """A setting does not take a value; the message says which values it takes."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class About:
     above: float | None = None
     least: float | None = None
     most: float = math.inf
-    text_too: bool = False  # `read` takes what is typed (8G, all, 0.5,0.5), so the command leaves the reading to it
+    text_too: bool = False  # `read` also parses text (8G, all, 0.5,0.5), so the command passes it unparsed
 
     def value(self, name: str, given: object) -> object:
         """The value as `Settings` holds it, or an error that names the setting."""
@@ -168,7 +168,7 @@ def _one_of(kind: type[Kind]) -> Callable[[str], Kind]:
 
 
 def _patterns(given: object) -> tuple[str, ...]:
-    """One pattern is a list of one."""
+    """A sequence of patterns; a single string is one pattern."""
     items = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(item, str) for item in items):
         raise Unfit("a pattern or a list of patterns")
@@ -295,7 +295,7 @@ class Settings:
 
     @classmethod
     def of(cls, given: SettingsDict) -> Settings:
-        """The settings that keywords stand for; a TypeError where one is not known."""
+        """`Settings` from keywords; a TypeError for an unknown keyword."""
         unknown = sorted(set(given) - set(ABOUT))
         if unknown:
             raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(sorted(ABOUT))}")

@@ -1,8 +1,8 @@
 """Files and directories that must not outlive the process.
 
-Whoever makes a temporary file announces its path first and withdraws it when the file is gone or has become what was
-asked for. The paths stand in memory that a parent process can share (`share`), so that it can remove what a killed
-child left behind.
+Code that makes a temporary file announces its path first, and withdraws the path when the file is removed or renamed to
+the result. The announced paths are in memory that a parent process can share (`share`), so that the parent can remove
+the files of a killed child.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _announced: list[str] = []
 
 
 def announce(path: Path) -> None:
-    """From now on this file or directory has to go if the process dies."""
+    """Have this file or directory removed if the process dies."""
     _announced.append(os.fspath(path.absolute()))
     _post()
 
 
 def withdraw(path: Path) -> None:
-    """The path is gone, or has become what was asked for."""
+    """Take back an announcement: the file is removed, or renamed to the result."""
     with contextlib.suppress(ValueError):
         _announced.remove(os.fspath(path.absolute()))
     _post()

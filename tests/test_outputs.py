@@ -299,7 +299,11 @@ def test_a_working_directory_that_is_gone(folder, tmp_path_factory):
         script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
         gone.mkdir(exist_ok=True)
         return subprocess.run(
-            ["sh", "-c", script, "sh", str(gone), *LSUV, *map(str, words)], capture_output=True, text=True, check=False
+            # -P, as for an installed command: without it Python looks for modules in the directory that is gone.
+            ["sh", "-c", script, "sh", str(gone), LSUV[0], "-P", *LSUV[1:], *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     for words in (("init", "m.onnx", "--data", "c.npz"), ("inspect", "m.onnx"),

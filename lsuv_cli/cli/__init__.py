@@ -1,11 +1,12 @@
 """The `lsuv` command; the only package that prints.
 
-Importing it imports next to nothing, and `main` begins by answering requests to stop: whatever it imports after that
-can be interrupted.
+Importing it imports next to nothing, and `main` first installs handlers for SIGINT, SIGTERM and SIGHUP, so that the
+heavy imports after that can be interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -29,7 +30,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     try:
         for number in POLITE:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a signal that nohup or a shell ignores stays ignored
                 signal.signal(number, _interrupt)
         from lsuv_cli.cli import child_process, terminal
 
@@ -42,9 +43,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    for polite in POLITE:  # the first counts
-        signal.signal(polite, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    """End the process at once: nothing was begun yet. An exception could be lost inside of an import."""
+    try:  # noqa: SIM105  contextlib takes time to import, during which no request would be answered
+        os.write(2, b"lsuv: interrupted; nothing was written\n")
+    except OSError:  # no standard error
+        pass
+    os._exit(130)
 
 
 def _command() -> None:

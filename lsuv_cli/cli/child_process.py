@@ -1,9 +1,9 @@
-"""A child process for the work: whatever native code does to it, a person gets one line and nothing is left behind.
+"""A child process for the work: if native code crashes it, a person gets one line and no temporary file stays behind.
 
 onnxruntime runs other people's graphs, and a defect in one of its operators can end the process at any instruction.
 So the command forks before anything heavy is imported. The child does the work; a request to stop (SIGINT, SIGTERM,
-SIGHUP) ends it at once, in whatever import or native code it is. The parent waits, passes such requests on, removes
-what the child had announced as temporary and did not come to remove, and says what happened. If the child had
+SIGHUP) ends it at once, even inside an import or native code. The parent waits, passes such requests on, removes the
+temporary files that the child announced and did not remove (temporary.py), and says what happened. If the child had
 published its result by then, the exit code is that of the finished work. Windows has no fork: there the work is done
 in the only process.
 """
@@ -25,14 +25,14 @@ CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABR
 
 
 def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
-    """Run a command that ends by SystemExit, in a process of its own where that can be had."""
+    """Run a command that ends by SystemExit, in a child process where the system can fork."""
     if not hasattr(os, "fork") or os.environ.get("LSUV_DEBUG"):
         _in_this_process(command, complain)
         return
     temporary.share()
     interruption.share()
     parent = os.getpid()
-    # A request that comes right now waits until there is someone to answer it, in both processes.
+    # Requests to stop are blocked until parent and child have each set their handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     child = os.fork()
     if child == 0:
@@ -69,30 +69,30 @@ def _in_this_process(command: Callable[[], None], complain: Callable[[str], None
         complain(f"interrupted; {interruption.standing().so_far}")
         sys.exit(int(ExitCode.INTERRUPTED))
     finally:
-        # Python gives signals back to the system while it shuts down, and a late one would change the exit code.
+        # Python restores default signal handlers while it shuts down; a late signal would change the exit code.
         _on_request(signal.SIG_IGN)
 
 
 def _on_request(handler: Callable[[int, object], None] | signal.Handlers) -> None:
-    """Handle polite requests to stop, but for those that whoever started us wants to be ignored (nohup)."""
+    """Install a handler for SIGINT, SIGTERM and SIGHUP, except for signals that are already ignored (nohup)."""
     for number in POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _die_with(parent: int) -> None:
-    """Let the system kill this process when its parent is killed, where it can (Linux)."""
+    """Ask the system to kill this process when its parent is killed; only Linux can."""
     if sys.platform == "linux":
         import ctypes
 
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before it could be said
+        if os.getppid() != parent:  # the parent was killed before the system was asked
             os._exit(int(ExitCode.INTERRUPTED))
 
 
 def _own_stderr() -> None:
-    """Keep stderr for Python: what native code prints while it dies would hide the line that explains it."""
+    """Keep stderr for Python: messages of crashing native code would hide the line that explains the crash."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -100,7 +100,7 @@ def _own_stderr() -> None:
 
 
 def _verdict(status: int, complain: Callable[[str], None]) -> int:
-    """The exit code for what became of the child, and one line if it was not its own decision."""
+    """The exit code for the child's wait status; complain in one line if a signal ended the child."""
     temporary.remove_announced()
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
@@ -126,7 +126,7 @@ def _verdict(status: int, complain: Callable[[str], None]) -> int:
 
 
 def _tidy_terminal() -> None:
-    """Show the cursor again, which a progress bar hid that nobody took away."""
+    """Show the cursor again: a killed child's progress bar may have left it hidden."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             sys.stderr.write("\r\x1b[K\x1b[?25h")

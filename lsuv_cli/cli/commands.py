@@ -1,6 +1,6 @@
 """The commands: a thin shell over the Python API. Their options are in options.py, the standard streams in terminal.py.
 
-`init` talks on stderr and leaves stdout to JSON and models. What the others print is what they are asked for: stdout.
+`init` prints its table on stderr and leaves stdout to JSON and models. The other commands print results on stdout.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _initialized(
 
 
 def _summed_up(codes: list[int], console: Console) -> int:
-    """The exit code of all models together; what became of them, where there are several."""
+    """The exit code for all models together; prints a summary if there are several models."""
     if len(codes) > 1:
         wrong, outside = codes.count(ExitCode.BAD_REQUEST), codes.count(ExitCode.OUTSIDE_TOLERANCE)
         text = f"{len(codes) - wrong} of {len(codes)} models done"
@@ -248,7 +248,7 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):
         raise LsuvError("two of the models have the same file name; in --output-dir one would overwrite the other")
-    # Each model is checked against its own output when its turn comes, all against all only here.
+    # Each model is checked against its own output later; all outputs against all models only here.
     outputs.check_apart([Target("--output-dir", path, path) for path in targets], models)
     try:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def _source(model: str) -> str | bytes:
 
 
 def _tell(report: Report, console: Console, *, verbose: bool) -> None:
-    """Warnings and table for people."""
+    """Print the warnings and the table for people."""
     from lsuv_cli.cli import display
 
     _warn(report, console)
@@ -308,18 +308,18 @@ def _draw(reports: dict[str, Report], image: Target) -> None:
 
 
 def run(args: Sequence[str] | None) -> None:
-    """The command with these words, or with those of the process; ends by SystemExit."""
+    """Run the command with these arguments, or with the process's own; ends by SystemExit."""
     try:
         code = app(args, prog_name="lsuv", standalone_mode=False)
         terminal.finish()
-    except (terminal.Unwritable, OSError) as problem:  # the help and the completion are printed by typer
+    except (terminal.Unwritable, OSError) as problem:  # typer prints help and completion itself, and that may fail
         if os.environ.get("LSUV_DEBUG"):
             raise
         terminal.hush()
         reason = getattr(problem, "strerror", None)
         terminal.complain(f"standard output cannot be written: {reason}" if reason else str(problem))
         code = int(ExitCode.BAD_REQUEST)
-    except Exception as problem:  # click's errors have no name that holds in every version of typer
+    except Exception as problem:  # the class of click's errors differs between versions of typer
         if not hasattr(problem, "format_message"):
             raise
         context = getattr(problem, "ctx", None)

@@ -27,13 +27,13 @@ BAR_STEP = 10.0
 RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
 SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
-NAMED = 3  # tensors that the summary names for a reason
+NAMED = 3  # most tensors that the summary names for each reason
 
 Layers = Sequence[LayerReport]
 
 
 def show(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print the table, what needs explaining below it, and the summary."""
+    """Print the table, the notes below it, and the summary."""
     layers, target = report.layers, _target(report)
     columns = [
         *_head(layers),
@@ -126,7 +126,7 @@ def as_csv(report: Report) -> str:
 
 
 def _csv_line(cells: Sequence[object]) -> str:
-    """A line that ends in \\n. Names with \\n and \\r are quoted, for which csv must believe that lines end in both."""
+    """A CSV line that ends in \\n. csv quotes \\n and \\r in names because its line terminator holds both."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\r\n").writerow(cells)
     return stream.getvalue().removesuffix("\r\n") + "\n"

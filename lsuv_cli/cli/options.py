@@ -28,7 +28,7 @@ class Command(TyperCommand):
     """A command whose help is plain text, its options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options group by group; those of no group come first."""
+        """Write the options group by group; options without a group come first."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
@@ -113,7 +113,7 @@ class Showing:
 
 @dataclass(frozen=True)
 class Offer:
-    """The settings that a command has options for, and where its defaults are not those of `Settings`."""
+    """The settings that a command has options for, and its own defaults where they differ from those of `Settings`."""
 
     names: Sequence[str] = tuple(ABOUT)
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -186,6 +186,6 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _place(parameter: inspect.Parameter) -> int:
-    """The place of an option's group; arguments and options of no group come first."""
+    """The rank of an option's group in the help; arguments and options without a group come first."""
     _, about = get_args(parameter.annotation)
     return GROUPS.index(about.rich_help_panel) + 1 if about.rich_help_panel else 0

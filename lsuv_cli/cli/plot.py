@@ -20,7 +20,7 @@ Series = Mapping[str, Sequence[float | None]]  # one value for each layer
 
 
 def check(path: str) -> Target:
-    """Refuse what cannot be drawn before any work is done."""
+    """Refuse a plot file that cannot be drawn, before any work is done."""
     if Path(path).suffix.lower() not in FORMATS:
         raise LsuvError(f"--plot {path} must end in one of {', '.join(sorted(FORMATS))}")
     target = outputs.check({}, (), drawn={"--plot": path})["--plot"]
@@ -88,7 +88,7 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
     axes.legend(fontsize=8)
     try:
         with outputs.growing(to) as path, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about characters that the font does not have
+            warnings.simplefilter("ignore")  # matplotlib warns about characters that the font lacks
             figure.savefig(path, dpi=130, format=to.given.suffix[1:].lower())
             to.deliver(path)
     finally:
@@ -97,4 +97,4 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
 
 def _short(name: str, most: int = 24) -> str:
     shown = printable(name if len(name) <= most else f"…{name[-most + 1 :]}")
-    return shown.replace("$", r"\$")  # which else begins a formula
+    return shown.replace("$", r"\$")  # a bare $ begins a formula

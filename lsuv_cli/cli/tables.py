@@ -1,4 +1,4 @@
-"""Tables of text that fit a terminal: numbers are never cut, names are, and columns leave where that is not enough."""
+"""Tables of text that fit a terminal: names are shortened, numbers never; columns are dropped if need be."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.text import Text
 
 from lsuv_cli.cli.terminal import printable
 
-# Columns leave rather than cut names shorter than this; those of rank 1 leave earlier than others.
+# Columns are dropped rather than names cut below SHORTEST_NAME; columns of rank 1 already below SHORT_NAME.
 SHORTEST_NAME, SHORT_NAME = 14, 24
 
 
 @dataclass(frozen=True)
 class Column:
-    """A title and a cell for each row. The lowest `rank` above 0 leaves first, rank 0 never."""
+    """A title and a cell for each row. The column of lowest `rank` above 0 is dropped first; rank 0 never is."""
 
     title: str
     cells: Sequence[str | Text]

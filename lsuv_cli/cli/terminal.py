@@ -1,8 +1,8 @@
 """Standard streams: consoles, progress, complaints, readers that leave before the end, and disks that are full.
 
-stdout is for what was asked for (a table, JSON, a model), stderr for the rest. Nothing that a file says reaches a
-terminal raw: what is not printable (escape sequences, line breaks, marks that change the direction of writing) is
-shown as an escape (`printable`). Imports nothing heavy: the parent of the working process complains through it.
+stdout is for results (a table, JSON, a model), stderr for other messages. No text from a file reaches a terminal raw:
+unprintable characters (escape sequences, line breaks, marks that change the direction of writing) are shown as escapes
+(`printable`). Imports nothing heavy: the parent of the working process complains through it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LONGEST = 800  # characters of a complaint
 
 
 class Unwritable(LsuvError):
-    """Standard output takes no more, and not because its reader has seen enough."""
+    """Standard output cannot be written (a full disk), for another reason than a reader that left (`| head`)."""
 
 
 def printable(text: str) -> str:
-    """A text of one line in which every character shows itself: others become escapes such as \\x1b and \\n."""
+    """A text on one line, with unprintable characters as escapes such as \\x1b and \\n."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """One line of a length that can be read, whatever names a file has in it."""
+    """A line cut to a readable length: names from a file may be very long."""
     line = " ".join(text.split())
     if len(line) > longest:
         line = f"{line[: longest * 2 // 3]} ... {line[-longest // 4 :]}"
@@ -45,12 +45,12 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def make_whole() -> None:
-    """Standard streams that take anything.
+    """Make the standard streams accept any text.
 
-    A process may be started without some of them (`2>&-`): what is written there then goes nowhere. And their
-    encoding may lack a character.
+    A process may be started without some of them (`2>&-`): text written to a missing stream goes nowhere. A character
+    that a stream's encoding lacks is written as an escape.
     """
-    for name in ("stdin", "stdout", "stderr"):  # in this order each gets its own number back
+    for name in ("stdin", "stdout", "stderr"):  # opened in this order, they get the descriptors 0, 1, 2
         if getattr(sys, name) is None:
             stream = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115  it lives as long as the process
             setattr(sys, name, stream)
@@ -60,7 +60,7 @@ def make_whole() -> None:
 
 
 class _Stream:
-    """A standard stream for a console: a full disk is an error of one line on stdout, and nothing on stderr."""
+    """A standard stream for a console: a full disk under stdout is an error of one line, under stderr it is ignored."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -90,7 +90,7 @@ def _writing(stream: IO[str]) -> Iterator[None]:
 
 
 def console(*, stderr: bool = True, quiet: bool = False) -> Console:
-    """A console whose colours are for terminals. Where there is no terminal at all, lines may be long."""
+    """A console with colours on a terminal only. Without any terminal, lines may be long."""
     import rich.console
 
     stream: Any = _Stream(sys.stderr if stderr else sys.stdout)
@@ -98,7 +98,7 @@ def console(*, stderr: bool = True, quiet: bool = False) -> Console:
 
 
 def _width() -> int:
-    """The terminal's, even if one stream is piped into a pager; then COLUMNS; else as wide as it gets."""
+    """The width of the terminal on any stream (stdout may be a pager's pipe); else COLUMNS; else as wide as it gets."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stream.isatty() and (columns := os.get_terminal_size(stream.fileno()).columns):
@@ -108,7 +108,7 @@ def _width() -> int:
 
 
 def write(text: str) -> None:
-    """Print on standard output: as it is for programs, as it can be shown for a terminal."""
+    """Print a text on standard output: unchanged for programs, with escapes on a terminal."""
     if sys.stdout.isatty():
         text = "\n".join(printable(line) for line in text.split("\n"))
     with _writing(sys.stdout):
@@ -146,13 +146,13 @@ def complain(text: str) -> None:
 
 
 def finish() -> None:
-    """Write what waits in standard output; Python would do it too late to tell."""
+    """Flush standard output now: Python would flush it at exit, too late to report an error."""
     with _writing(sys.stdout):
         sys.stdout.flush()
 
 
 def hush(stream: IO[str] | None = None) -> None:
-    """Nobody reads this stream any more: what is still written goes nowhere, at exit too."""
+    """Send all further output of a stream that nobody reads any more to nowhere, also the flush at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
@@ -166,9 +166,9 @@ def errors(
 ) -> Iterator[None]:
     """One line for a person instead of a traceback; LSUV_DEBUG=1 shows the traceback.
 
-    The exit code ends the program or, where there is more to do, is told with the message to `tell`. `so_far` is what
-    an interruption tells of the work before; with `publication_is_all` nothing is to follow a published result that a
-    reader would miss.
+    The exit code ends the program or, with `tell`, is passed to it together with the message, so that further models
+    can follow. `so_far` is the message's account of earlier work if the work is interrupted. With `publication_is_all`,
+    the work counts as complete once its result is published: no output that a reader would miss follows.
     """
 
     interruption.begin(so_far, publication_is_all=publication_is_all)

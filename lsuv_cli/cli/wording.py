@@ -1,7 +1,7 @@
 """Messages in the words of the command: `batch_size=4`, as a Python caller reads it, becomes --batch-size 4.
 
-The rest of the package names arguments as Python writes them, in backticks (see errors.py). What a person or a script
-reads from the command goes through here: errors, and the warnings and notes of a report.
+The rest of the package names arguments as Python writes them, in backticks (see errors.py). The command
+translates every message here before it prints it: errors, and the warnings and notes of a report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = re.compile(rf"`({'|'.join(ARGUMENTS)})(?:=([^`]*))?`")
 
 
 def flag(name: str, *, on: bool = True) -> str:
-    """The option that an argument is on the command line."""
+    """The command-line option of an argument: `batch_size` -> --batch-size."""
     return f"--{'' if on else 'no-'}{name.replace('_', '-')}"
 
 

@@ -1,15 +1,15 @@
 """The user's data as batches that fit the model's inputs.
 
 1. Every input gets one array, found by name; a model with one input takes an array of any name or none.
-2. Rows are cut into batches of the model's fixed size, of the size asked for, or of about 512 KiB. What does
-   not fill a last batch of fixed size is left out with a warning.
-3. All inputs have the same number of samples. With `batch_size="all"` they need not: each file is fed whole.
+2. Rows are cut into batches of the model's fixed size, of the size asked for, or of about 512 KiB. Rows
+   that do not fill a last batch of fixed size are left out with a warning.
+3. All inputs have the same number of samples. With `batch_size="all"` they need not have: each file is one batch.
 4. The files of a directory are joined along the batch axis if their samples have one shape; otherwise no
    batch crosses from one file into the next, and a file is one batch unless the size is fixed or asked for.
 5. All values that are used are read once beforehand: NaN and Inf are errors, a mean far from 0 or a variance
    far from 1 is a warning.
 
-What fits an input, and how, is told in `inputs`.
+Which arrays fit an input, and how they are fed, is decided in inputs.py.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = [
 Batch = Mapping[str, Array]
 BatchSize = int | Literal["all"] | None
 
-BATCH_BYTES = 2**19  # with more, what the first layers of a network put out no longer fits a processor's cache
+BATCH_BYTES = 2**19  # above it, the outputs of a network's first layers no longer fit a processor's cache
 LARGEST_AUTOMATIC_BATCH = 1024
 FEW, FEW_BYTES = 4, 2**22  # a few large samples together keep all threads busy
-FEW_SAMPLES = 4  # for a look at a model's values themselves
-EMBEDDING = 128  # how much larger than an index is what it stands for
+FEW_SAMPLES = 4  # in the batch for verification's soundings
+EMBEDDING = 128  # times the bytes of an index: about those of its embedding
 LEAST_VARIANCE, MOST_VARIANCE, MOST_MEAN = 0.25, 4.0, 0.5
 
 _HOW_TO_AGREE = 'give them the same number, or feed every input whole in one run with `batch_size="all"`'
@@ -68,7 +68,7 @@ _HOW_TO_AGREE = 'give them the same number, or feed every input whole in one run
 
 @dataclass(frozen=True)
 class Calibration:
-    """Data that fits the model. `batches` reads its values when asked, and may be gone through many times."""
+    """Data that fits the model. `batches` reads a batch when it is indexed, and may be iterated many times."""
 
     batches: Batches
     samples: int
@@ -155,7 +155,7 @@ def automatic_batch_size(bytes_per_sample: int) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns that are fed together, `size` rows of each in a run; all rows where it is None."""
+    """Columns that are fed together, `size` rows of each per run; all rows if `size` is None."""
 
     columns: Sequence[InputColumn]
     size: int | None
@@ -182,7 +182,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Batches(Sequence[Batch]):
-    """The runs of all tables, read when asked for."""
+    """The batches of all tables, one per run; a batch is read when it is indexed."""
 
     tables: Sequence[Table]
 
@@ -194,7 +194,7 @@ class Batches(Sequence[Batch]):
         return self.ends[-1]
 
     def few(self, count: int) -> Batch:
-        """The first rows of the first run, at most so many."""
+        """The first `count` rows, at most, of the first run."""
         table = self.tables[0]
         if table.size is None or any(column.fixed_batch for column in table.columns):
             return table.batch(0)
@@ -242,7 +242,7 @@ def _calibrate(
     source: str,
     unused: Mapping[str, str],
 ) -> Calibration:
-    """Plans the runs within the limit, then goes once through all the values that they use."""
+    """Plans the runs within the limit, then examines every value that the runs use."""
     for name, number in (("batch_size", batch_size), ("limit", limit)):
         if isinstance(number, int) and number < 1:
             raise DataError(f"`{name}` must be at least 1, got {number}")
@@ -313,7 +313,7 @@ def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, a
 
 
 def _weight(column: InputColumn) -> int:
-    """The bytes of a row, each index taken for the embedding that the model will put in its place."""
+    """The bytes of a row; an index counts as the embedding that the model looks up for it."""
     dtype = column.spec.fed_dtype
     return column.row_bytes * (EMBEDDING if dtype.kind == "i" and dtype.itemsize >= 4 else 1)
 
@@ -339,7 +339,7 @@ class InputStatistics:
             self.count = total
 
     def warning(self, name: str) -> Iterator[str]:
-        """What to tell the person about an input with these moments, if anything."""
+        """A warning if the mean is far from 0 or the variance far from 1."""
         variance = self.squares / max(self.count, 1)
         if self.count > 1 and not (abs(self.mean) <= MOST_MEAN and LEAST_VARIANCE <= variance <= MOST_VARIANCE):
             yield (

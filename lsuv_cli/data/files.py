@@ -44,7 +44,7 @@ class StoredArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     load: Callable[[], Array]
-    added_axis: bool = False  # the first axis is ours, not the file's
+    added_axis: bool = False  # the first axis, of length 1, was added: the file does not have it
 
     @classmethod
     def of(cls, array: Array, where: str) -> "StoredArray":
@@ -68,7 +68,7 @@ Contents = Mapping[str, Callable[[], StoredArray]]
 
 
 def find(path: Path) -> list[Path]:
-    """The data files that a path means: itself, or those in a directory, by name with 2 before 10."""
+    """The data files at a path: the file itself, or the data files in a directory, by name with 2 before 10."""
     known = " or ".join(READERS)
     if path.is_dir():
         with _reading(path):
@@ -90,7 +90,7 @@ def by_name(files: Iterable[Path]) -> list[Path]:
 
 
 def contents(path: Path) -> Contents:
-    """What is in a file that `find` found."""
+    """The arrays in a data file."""
     return READERS[path.suffix.lower()](path)
 
 
@@ -139,7 +139,7 @@ def _unpacked(path: Path, name: str, where: str) -> Array:
 
 
 def _header(stream: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and type of an array in a stream of `size` bytes, if they can be true."""
+    """The shape and type in an array's header, once it is checked that a stream of `size` bytes can hold them."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -171,10 +171,10 @@ def _natural(path: Path) -> tuple[list[tuple[str, int]], str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Makes a `DataError` of whatever comes up; from a broken file nearly anything can."""
+    """Turns any exception on the way into a `DataError` of one line."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as numpy's about headers written by Python 2
+            warnings.simplefilter("ignore")  # such as numpy's warning about headers written by Python 2
             yield
     except DataError:
         raise

@@ -3,7 +3,7 @@
 1. An input of shape (N, C, H, W) or (N, H, W, C), with C = 1 or 3, takes images; C = 1 makes them grey.
 2. The shorter side is resized to `size` (default: just enough to cover the input), then the middle is cropped to
    H x W. Where the model leaves H and W open, both are `size`.
-3. Values are divided by 255, then (x - mean) / std for each channel. An integer input gets 0 to 255 as they are.
+3. Values are divided by 255, then (x - mean) / std for each channel. An integer input gets the pixel values 0 to 255.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """What the model's input wants of an image."""
+    """The size, channels and axis order in which the model's input takes an image."""
 
     channels: int
     height: int

@@ -1,12 +1,12 @@
-"""The model's inputs, and the arrays that are for them and fit.
+"""The model's inputs, and the arrays that are matched to them by name and fit their shapes and types.
 
 How an array is fed follows from its rank and the rank that the model declares:
 
 1. Equal: the first axis is the batch.
 2. One less: a sample without its batch axis, so a batch of one.
-3. One more: each row is one run. So a model without a batch axis, or a scalar that changes, gets its data.
+3. One more: each row is one run. This feeds a model without a batch axis, or a scalar that differs from run to run.
 4. Both zero: a scalar, the same in every run.
-5. Unknown to the model: the first axis is the batch.
+5. Not declared by the model: the first axis is the batch.
 
 All other axes must have the model's fixed lengths; the names of dynamic axes mean nothing. Integers and all
 floats are cast to a float input, integers to another width if their values fit; floats are never cast to
@@ -30,7 +30,7 @@ from lsuv_cli.errors import DataError
 
 Dim = int | str | None
 
-# numpy has no bfloat16; the runtime converts.
+# numpy has no bfloat16: such an input is given as float32, and the runtime converts it.
 _FLOATS = {"float16": "float16", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
@@ -113,7 +113,7 @@ class InputColumn:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def describe(self, row: int, within: Sequence[int]) -> str:
-        """Where a value stands in the user's files, and what it is there."""
+        """A value's index, file and content, for an error message."""
         part, row = self._locate(row)
         index = () if self.feed is Feed.SAME else (row, *within)
         shown = index[1:] if part.added_axis else index
@@ -125,7 +125,7 @@ class InputColumn:
 
 
 def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> InputColumn:
-    """The array as data for this input, or a `DataError`; `whole` if it must be all of one run."""
+    """The array as data for this input, or a `DataError`. With `whole`, the array must be one whole run."""
     remedy = _dtype_remedy(spec.fed_dtype, array.dtype)
     if remedy:
         raise _misfit(spec, array, remedy)
@@ -199,7 +199,7 @@ def _cast(values: Array, spec: InputSpec, part: StoredArray) -> Array:
                 part,
                 f"its values go from {least} to {most} and must be {low} to {high}, use other data",
             )
-    with np.errstate(over="ignore"):  # what becomes Inf is found and reported as such
+    with np.errstate(over="ignore"):  # values that become Inf are reported when the data is examined
         return values.astype(target, order="C", copy=False)
 
 
@@ -211,7 +211,7 @@ def _strings(values: Array, spec: InputSpec, part: StoredArray) -> Array:
             str.encode(value)
     except TypeError:
         raise _misfit(spec, part, "not all of its values are strings, convert it with a.astype(str)") from None
-    except (ValueError, SystemError):  # SystemError: what numpy has for code points beyond Unicode
+    except (ValueError, SystemError):  # numpy raises SystemError for code points beyond Unicode
         raise _misfit(spec, part, "its text is not valid UTF-8, decode it as what it is") from None
     return objects
 
@@ -242,7 +242,7 @@ def name_and_path(source: str, inputs: Sequence[InputSpec]) -> tuple[str | None,
 def match(
     contents: Contents, where: str, inputs: Sequence[InputSpec], unused: dict[str, str], name: str | None = None
 ) -> dict[str, StoredArray]:
-    """The arrays of one file or batch by input name; what no input asks for is noted in `unused`."""
+    """The arrays of one file or batch by input name; arrays that no input takes are noted in `unused`."""
     if name is not None:
         if len(contents) > 1 and name not in contents:
             raise DataError(f"{where}: holds {_quoted(contents)}, none of them called {name!r}; rename one")
@@ -278,7 +278,7 @@ def require(names: Iterable[str], inputs: Sequence[InputSpec], unused: Collectio
 def in_memory(batch: object, where: str, inputs: Sequence[InputSpec], copy: bool) -> Contents:
     """An array, a dict of arrays, or a tuple or list of arrays for the inputs in their order, as if it were a file."""
     if isinstance(batch, tuple | list) and batch and hasattr(batch[0], "__array__"):
-        # Behind the inputs stand labels and the like, which the model has no use for.
+        # Further arrays (labels of a data loader) are dropped: the model has no input for them.
         batch = {spec.name: array for spec, array in zip(inputs, batch, strict=False)}
     if not isinstance(batch, Mapping) and not hasattr(batch, "__array__"):
         raise DataError(

@@ -12,7 +12,7 @@ from lsuv_cli.data.files import Array
 from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.errors import DataError
 
-RANDOM = "random"  # what `--data` says to ask for it
+RANDOM = "random"  # the value of `--data` that asks for random data
 SAMPLES = 64
 
 

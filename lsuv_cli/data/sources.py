@@ -17,7 +17,7 @@ from lsuv_cli.outputs import StrPath
 
 
 class ArrayLike(Protocol):
-    """What numpy makes an array of: its own, and those of other libraries, such as a tensor in main memory."""
+    """An object that numpy can turn into an array: numpy's own, or another library's tensor in main memory."""
 
     def __array__(self) -> NDArray[Any]: ...
 
@@ -35,7 +35,7 @@ def as_sources(data: None) -> None: ...
 @overload
 def as_sources(data: Data | Paths) -> Data | list[str]: ...
 def as_sources(data: Data | Paths | None) -> Data | list[str] | None:
-    """The data with its files, if it is in files, as a list of what `--data` takes."""
+    """Data in files as a list of sources as `--data` takes them; data in memory unchanged."""
     if isinstance(data, str | os.PathLike):
         return [_source(data)]
     items: list[Any] = []
@@ -58,5 +58,5 @@ def _source(source: StrPath) -> str:
     if isinstance(source, str):
         return source
     path = os.fspath(source)
-    # Not NAME=PATH, even if it looks like it.
+    # A path with a = in it would be read as NAME=PATH; ./ in front prevents that.
     return os.path.join(os.curdir, path) if "=" in path and not os.path.isabs(path) else path  # noqa: PTH118, PTH117

@@ -38,7 +38,7 @@ WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is
 
 @dataclass(frozen=True)
 class Scaled:
-    """What Algorithm 1 came to."""
+    """The result of Algorithm 1: the plan, each layer's turn, and the moments measured in the written file."""
 
     plan: Plan
     turns: Mapping[str, Turn]
@@ -52,7 +52,7 @@ Verify = Callable[[], Mapping[str, Moments]]  # writes the file, measures every 
 
 
 def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs: Pass, verify: Verify) -> Scaled:
-    """Algorithm 1: scale every layer, verify the written file, and once more where that is not enough."""
+    """Algorithm 1: scale every layer, verify the written file; repeat while a layer is outside and trials help."""
     state = Trials(prepared, settings, plan)
     worst = math.inf
     for trial in range(1, settings.max_trials + 1):
@@ -70,23 +70,23 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
 
 
 def scale_layers(draft: Draft, state: Trials, needs: Pass) -> dict[str, Turn]:
-    """One go through all stages: pre-initialize, measure, scale, store. What each layer's turn brought."""
+    """One trial: pre-initialize, measure, scale and store, stage by stage. Returns layer output -> turn."""
     try:
         return _Trial(draft, state, needs, precision.HALF).run()
     except Unsupported:
-        # Doubles as well, where the device has no kernel for them.
+        # The device has no kernel for an operator in double: run doubles as float32 too.
         return _Trial(draft, state, needs, precision.ALL).run()
 
 
 class _Trial:
-    """One go through all stages."""
+    """One trial: one pass through all stages."""
 
     def __init__(self, draft: Draft, state: Trials, needs: Pass, retype: Retype) -> None:
         self.draft, self.state, self.graph, self.plan = draft, state, state.graph, state.plan
         self.pre_init, self.settings = state.pre_init, state.settings
         self.runner = Runner(self.graph, self.plan, needs, retype)
         self.assembler = Assembler(self.graph, self.plan, needs.accuracy, retype)
-        self.scales: dict[str, float] = {}  # of what each layer passes on, relative to the weight that ran
+        self.scales: dict[str, float] = {}  # layer output -> s: readers should see s times the output that was run
         self.turns: dict[str, Turn] = {}
 
     def run(self) -> dict[str, Turn]:
@@ -95,7 +95,8 @@ class _Trial:
                 groups = by_tensor(stage.layers)
                 running = {base: self._running(users) for base, users in groups.items()}
                 measured = self._measure(index, stage, running)
-                # A layer may have the scale of another one of this stage pending: that one comes first, in this order.
+                # A layer may have the scale of another layer of this stage pending; groups are in order of execution,
+                # so the other layer's scale is known by then.
                 for base, users in groups.items():
                     self._scale(users, running[base], measured)
                 self.runner.forget(index)
@@ -108,7 +109,7 @@ class _Trial:
         return running_weight(self.graph, users[0], self.pre_init, self.settings.seed, linear)
 
     def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
-        """Run a stage; what its layers put out, in the exact form where the fast one is not good enough."""
+        """Run a stage: layer output -> moments, in the exact form where the fast form is not accurate enough."""
         as_read = {x.weight.value: x.weight.seen(running[x.weight.base].array) for x in stage.layers}
         exact: frozenset[str] = frozenset()
         while True:
@@ -121,18 +122,18 @@ class _Trial:
             exact |= doubtful
 
     def _scale(self, users: Sequence[Layer], running: RunningWeight, measured: Mapping[str, Moments]) -> None:
-        """W_L = s·W_L for the layers that share one weight, with s from their outputs taken together."""
+        """W_L = s·W_L for the layers that share one weight, with s from the pooled moments of their outputs."""
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
         weight = users[0].weight
         scale, status = self._solve(users, running, pooled(outputs))
-        # It has to fit where it is stored, and through a Cast behind.
+        # The scaled weight must be finite in the type it is stored in, and in the type of a Cast behind it.
         types = dict.fromkeys([weight.dtype, *(x.weight.cast for x in users if x.weight.cast)])
         if status is Status.OK and not all(running.fits(scale, kind) for kind in types):
             status = Status.OVERFLOW
         undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), 1.0)
         if status is not Status.OK:
             scale = 1.0 / running.factor / (undone if self.pre_init is PreInit.KEEP else 1.0)
-        # A weight that is kept and cannot be scaled is as it was already, to the last bit.
+        # A kept weight that cannot be scaled is not stored again, so that it keeps its bits.
         wanted = status is Status.OK or self.pre_init is not PreInit.KEEP or undone != 1.0
         effective = scale
         if wanted and running.fits(scale, weight.dtype):
@@ -145,7 +146,7 @@ class _Trial:
             self.turns[layer.output] = Turn(variance, scale * running.factor, status)
 
     def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> tuple[float, Status]:
-        """The scale of a weight: from its layers' outputs, unless the last verification told more about it."""
+        """The scale of a weight: from the moments of its layers' outputs, unless the last verification decided it."""
         if any(x.output in self.state.dead for x in users):
             return 1.0, Status.DEAD
         base = users[0].weight.base
@@ -159,9 +160,9 @@ class _Trial:
 
 
 def solve(y: Moments, target: float) -> tuple[float, Status]:
-    """The scale s with Var(s·y + b) = target, and how it went.
+    """The scale s with Var(s·y + b) = target, and the status of the layer.
 
-    It is the larger root of s²·Var(y) + 2s·Cov(y, b) + Var(b) - target = 0. Where no root is positive, which
+    s is the larger root of s²·Var(y) + 2s·Cov(y, b) + Var(b) - target = 0. Where no root is positive, which
     takes Var(b) >= target, the layer is out of reach and its weight is not shrunk to nothing.
     """
     if not (y.finite and math.isfinite(y.covariance) and math.isfinite(y.bias_variance)):

@@ -1,4 +1,4 @@
-"""Which branch an If takes, where it takes one for all of the data: then its layers are layers like any other."""
+"""Which branch an If takes. Where it takes the same branch for all batches, layers in that branch can be scaled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lsuv_cli.scaling.stages import Plan
 
 
 def taken(graph: Graph, needs: Pass | None) -> dict[str, bool]:
-    """The branch of each If that has layers inside, by its first output, where the condition is one for all data."""
+    """First output of an If with layers inside -> its condition, where the condition is the same for all batches."""
     taken_branches: dict[str, bool] = {}
     for node in graph.nodes:
         if node.op_type == "If" and any(inner.op_type in LAYER_OPS for inner in nodes_inside(node)):
@@ -27,7 +27,7 @@ def taken(graph: Graph, needs: Pass | None) -> dict[str, bool]:
 
 
 def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
-    """All values that an If's condition has."""
+    """The values that an If's condition takes over all batches; empty where the condition is not known."""
     condition = node.input[0]
     if condition in graph.constant:
         known = graph.known(condition)
@@ -36,7 +36,7 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
         return set()
     runner = Runner(graph, Plan((), {}, {}, {}), needs, {})
     builder = ModelBuilder(graph, own_prefix(graph), {}, {})
-    if condition in graph.inputs:  # a value that goes straight through is not to be an output (onnxruntime#21922)
+    if condition in graph.inputs:  # a graph input must not be an output as well (onnxruntime#21922)
         return {bool(np.any(batch[condition])) for batch in needs.batches}
     builder.pull(condition, runner.input_type)
     session = Session(builder.finish([condition], ()), needs.device, optimized=False)

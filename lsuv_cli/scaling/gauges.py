@@ -5,11 +5,11 @@ From it come the value's rank, the size of its groups, and a number m near its m
 
     mean = m + E[d],  Var = E[d²] - E[d]²
 
-with E[d] and E[d²] of each group taken inside the model: of a channel's positions, or of a row. m is 0 where the mean
-does not dwarf the spread. Groups above LARGEST_GROUP, and numbers whose squares leave float32's range, are taken in
-double.
+where nodes inside the model take E[d] and E[d²] of each group: a channel's positions, or a row. m is 0 where
+mean² <= LARGEST_MEAN·variance. Groups of more than LARGEST_GROUP elements, and values whose squares leave float32's
+range, are reduced in double.
 
-Nothing here is shared with calibration's probes (moments.py), whose mistakes it is meant to find.
+Gauges share no code with calibration's probes (moments.py), because verification is there to find the probes' mistakes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sounding:
 
 @dataclass(frozen=True)
 class Units:
-    """A value's channels or features: how many, and the axes behind theirs."""
+    """The units of a value, its channels or features: how many, and the axes behind the unit axis."""
 
     count: int
     behind: tuple[int, ...]
@@ -63,15 +63,15 @@ class Units:
 class Gauge:
     """How one layer's output is measured."""
 
-    value: str  # what is measured: the layer's output, or c times it behind a norm that only multiplies
+    value: str  # the measured value: the layer's output y, or c·y behind a norm that multiplies by c
     name: str  # the start of the names of the gauge's own values
     is_plane: bool  # (samples, channels, positions...): a convolution's output
     sounding: Sounding
     divisor: float = 1.0  # c
     accuracy: float = 1e-3  # the relative error that the variance may have
-    equal_groups: bool = False  # groups have one size in all batches, so that it need not be fetched
-    units: Units | None = None  # whose largest values are wanted
-    careful: bool = False  # in double whatever the sounding says, because the fast form was not good enough
+    equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
+    units: Units | None = None  # the units whose largest values are fetched, to find dead ones
+    careful: bool = False  # reduce in double whatever the sounding says, because float32 was not accurate enough
 
     @property
     def shift(self) -> float:
@@ -81,7 +81,7 @@ class Gauge:
 
     @property
     def group(self) -> tuple[int, ...] | None:
-        """The axes of a group; None for a value of no axes, or whose rows are empty."""
+        """The axes of a group; None for a scalar."""
         shape = self.sounding.shape
         if len(shape) > 2 and self.is_plane and 0 < math.prod(shape[2:]) <= LARGEST_GROUP:
             return tuple(range(2, len(shape)))
@@ -108,13 +108,13 @@ class Gauge:
         return replace(self, careful=True, sounding=replace(self.sounding, mean=mean))
 
     def nodes(self, opset: int, element_type: int) -> list[NodeProto]:
-        """The nodes that make what is fetched."""
+        """The nodes that compute the gauge's fetched values."""
         return _GaugeNodes(self, opset, element_type).make()
 
 
 @dataclass
 class GaugeMeter:
-    """Adds up what a gauge fetches, in float64."""
+    """Sums a gauge's fetched values over all batches, in float64."""
 
     gauge: Gauge
     count: float = 0.0
@@ -152,7 +152,7 @@ class GaugeMeter:
         trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
         dead = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
         mean = (gauge.shift + offset) / gauge.divisor
-        # What is left of a constant after rounding is no variance.
+        # A constant output leaves a tiny variance by rounding: it counts as 0.
         if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
             variance = 0.0
         count = round(self.count)
@@ -189,7 +189,7 @@ class _GaugeNodes:
     def mean(self, source: str, kind: str) -> None:
         axes = self.gauge.group or (1,)
         if len(axes) > 1 and not self.gauge.in_double:
-            # It keeps images in the layout in which onnxruntime convolves them; ReduceMean would not.
+            # GlobalAveragePool keeps images in the blocked layout in which onnxruntime convolves; ReduceMean does not.
             self.node("GlobalAveragePool", [source], kind)
         else:
             self.reduced("ReduceMean", source, kind, axes)

@@ -9,18 +9,18 @@ from onnx import NodeProto
 
 from lsuv_cli.model.graph import Graph, attribute, is_standard
 
-# f(s·x) = s·f(x) for s > 0, whatever else they read being constant.
+# f(s·x) = s·f(x) for s > 0, where every other input is constant.
 HOMOGENEOUS = frozenset(
     {"Relu", "LeakyRelu", "PRelu", "Identity", "Neg", "Abs", "MaxPool", "AveragePool", "GlobalAveragePool",
      "GlobalMaxPool", "LpPool", "GlobalLpPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice",
      "Split", "Gather", "Dropout", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "ReduceMean", "ReduceSum",
      "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"}
 )  # fmt: skip
-# f(s·x, s·y) = s·f(x, y): the same for several inputs, where the same scales are pending on all of them.
+# f(s·x, s·y) = s·f(x, y), where the same scales are pending on all inputs.
 HOMOGENEOUS_TOGETHER = frozenset({"Add", "Sub", "Sum", "Mean", "Max", "Min", "Concat"})
 # Multiply by a constant.
 MULTIPLYING = frozenset({"Mul", "Div"})
-LARGEST_MULTIPLIER_BYTES = 1 << 20  # a larger constant is not read only to see how large its numbers are
+LARGEST_MULTIPLIER_BYTES = 1 << 20  # a larger constant is not read just to find its largest entry
 
 
 def commutes_with_scale(graph: Graph, node: NodeProto) -> bool:

@@ -17,7 +17,7 @@ SHAPE_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
 
 
 def inferred_types(graph: Graph, batch: Mapping[str, NDArray[Any]]) -> dict[str, TypeProto.Tensor]:
-    """The type of every value for which onnx can tell; none, where it fails on the model."""
+    """Value -> type, for every value whose type onnx infers; empty where inference fails on the model."""
     inputs = [
         helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, batch[name].shape)
         for name, info in graph.inputs.items()

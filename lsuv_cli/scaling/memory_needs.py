@@ -1,4 +1,4 @@
-"""How much memory a plan will take, from shapes alone, so that too much is refused before a stage runs.
+"""How much memory a plan will take, from shapes alone, so that a plan that cannot fit is refused before it runs.
 
 Where onnx cannot infer a shape, the answer is "unknown", and nothing is refused.
 """
@@ -23,13 +23,13 @@ Array = NDArray[Any]
 
 
 def stage_weights(graph: Graph, plan: Plan) -> int:
-    """The bytes of the largest stage's weights while it runs."""
+    """The largest number of bytes that the weights of one stage take."""
     bases = ({layer.weight.base for layer in stage.layers} for stage in plan.stages)
     return max((sum(graph.nbytes(base) for base in names) for names in bases), default=0)
 
 
 def between_stages(graph: Graph, plan: Plan, batches: Sequence[Mapping[str, Array]]) -> int | None:
-    """The most bytes that wait between two stages for all batches; None if a shape cannot be inferred."""
+    """The frontier's largest size in bytes, over all batches; None if a shape cannot be inferred."""
     if not any(stage.outputs for stage in plan.stages):
         return 0
     if not batches:
@@ -48,7 +48,7 @@ def between_stages(graph: Graph, plan: Plan, batches: Sequence[Mapping[str, Arra
 
 
 def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Array], available: int) -> None:
-    """Refuse a batch that cannot fit: a layer's input and output are in memory at the same time, if nothing else."""
+    """Refuse a batch that cannot fit: at the least, a layer's input and output are in memory at the same time."""
     makers = {step.makes[0]: step for step in stage.steps if step.makes}
     needs = {
         layer.name: sum(sizes.get(name, 0) for name in (*makers[layer.output].reads, layer.output))
@@ -59,7 +59,7 @@ def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Arra
     if not name or needs[name] <= available:
         return
     samples = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-    fitting = max(1, int(samples * available / needs[name] / 2))  # half, because a bare fit is none
+    fitting = max(1, int(samples * available / needs[name] / 2))  # half, because other values need memory too
     way_out = f"use `batch_size={fitting}`" if samples > 1 else "it takes a machine with more memory"
     raise LsuvError(
         f"a batch of {samples} needs at least {amount(needs[name])} of memory in layer {name}, and "

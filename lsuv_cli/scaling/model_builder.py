@@ -1,7 +1,7 @@
 """A model to run, put together node by node.
 
-Tensors are not put into the model but handed over beside it, so that no model meets protobuf's 2 GiB limit and none is
-copied to be parsed. Small constants are inlined: shape logic needs to see them.
+Large tensors are handed to the session beside the model, so that no model meets protobuf's 2 GiB limit and no tensor is
+copied to be parsed. Small constants are inlined, because shape inference has to see them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ INLINE_BYTES = 1024
 
 
 class Meter(Protocol):
-    """Adds up, batch after batch, what the model's own outputs tell about one layer."""
+    """Accumulates one layer's moments, batch after batch, from the outputs of the probe or gauge in the model."""
 
     def add(self, fetched: Sequence[Array]) -> None:
-        """Take what one run gave."""
+        """Add the fetched outputs of one run."""
 
     def result(self) -> Moments:
         """The layer's moments over all runs so far."""
 
 
 class Measurement(Protocol):
-    """What is measured of one layer."""
+    """How one layer is measured: a probe in calibration, a gauge in verification."""
 
     @property
     def fetches(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Measurement(Protocol):
 
 @dataclass(frozen=True)
 class StageModel:
-    """A model to run, its large tensors, and the names by which it takes and gives values."""
+    """A model to run, its large tensors, and the names of its inputs and outputs."""
 
     proto: onnx.ModelProto
     tensors: Mapping[str, Array]
@@ -59,7 +59,7 @@ class StageModel:
 
 
 class ModelBuilder:
-    """A model in the making: a graph's nodes, with element types replaced, and nodes of our own."""
+    """A model being built: nodes of the graph, with element types replaced, and nodes that the tool adds."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ModelBuilder:
         self.prefix = prefix
         self.types = types
         self.retype = retype
-        self.rounded = rounded or {}  # values to be rounded to a narrower type, as the model would store them
+        self.rounded = rounded or {}  # value -> the narrower type to round it to, as the model would
         self.nodes: list[NodeProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
         self.feeds: dict[str, str] = {}
@@ -83,7 +83,7 @@ class ModelBuilder:
         self.known: set[str] = set()
 
     def own(self, kind: str, value: str) -> str:
-        """A name of our own for something about a value."""
+        """The name of a value that the tool adds, of some kind and derived from a value of the graph."""
         return f"{self.prefix}{kind}/{value}"
 
     def take(self, name: str, source: str) -> None:
@@ -93,7 +93,7 @@ class ModelBuilder:
         self.known.add(name)
 
     def pull(self, name: str, input_type: Callable[[str], TypeProto]) -> None:
-        """Add all that a value needs: nodes, constants, inputs of the model."""
+        """Add everything that computes a value: nodes, constants, inputs of the model."""
         wanted = [name]
         indices: set[int] = set()
         made = {output for node in self.nodes for output in node.output} | self.known
@@ -114,7 +114,7 @@ class ModelBuilder:
             self.add(self.graph.nodes[k])
 
     def add(self, node: NodeProto) -> None:
-        """Add a node of the graph: in other element types, with repeatable random numbers."""
+        """Add a node of the graph, with its element types replaced and, if it draws random numbers, with a seed."""
         if is_random(node, self.graph.tensors):
             node = seeded(node)
         node = retyped_node(node, self.retype)
@@ -132,7 +132,7 @@ class ModelBuilder:
             self.nodes += [cast, back]
 
     def need(self, name: str) -> None:
-        """Bring in a constant that a node reads, or the nodes that compute it from constants."""
+        """Add a constant that a node reads, or the nodes that compute it from other constants."""
         if not name or name in self.known or name not in self.graph.constant:
             return
         self.known.add(name)
@@ -155,7 +155,7 @@ class ModelBuilder:
             self.add(self.graph.nodes[k])
 
     def constant(self, name: str, array: Array) -> None:
-        """A float tensor: inline if it is small, else beside the model."""
+        """Add a float tensor: inline if it is small, else beside the model."""
         self.known.add(name)
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         target = self.retype.get(kind, kind)
@@ -167,7 +167,7 @@ class ModelBuilder:
             self.tensors[name] = np.asarray(array, order="C")
 
     def other_constant(self, name: str, tensor: TensorProto) -> None:
-        """A tensor of integers, strings, booleans, doubles or an exotic type, as it is."""
+        """Add a tensor of integers, strings, booleans, doubles or an exotic type, unchanged."""
         copy = TensorProto()
         if tensor.data_location == TensorProto.EXTERNAL:
             array = self.graph.array(name)
@@ -183,7 +183,7 @@ class ModelBuilder:
     def finish(self, outputs: Sequence[str], probes: Sequence[Measurement]) -> StageModel:
         graph = onnx.GraphProto(name="stage", node=self.nodes, input=self.inputs)
         seen: set[str] = set()
-        for node in graph.node:  # onnxruntime wants names to be unique, where there are any
+        for node in graph.node:  # onnxruntime wants node names to be unique or empty
             if node.name in seen:
                 node.name = ""
             seen.add(node.name)
@@ -193,7 +193,7 @@ class ModelBuilder:
             stub = graph.initializer.add(name=name, dims=array.shape)
             stub.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
             stub.data_location = TensorProto.EXTERNAL
-            # Never opened: the session gets the tensor itself under this name.
+            # This location is never opened: the session gets the tensor in memory under the same name.
             stub.external_data.add(key="location", value="in-memory")
         # onnxruntime infers the type of an output that has only a name.
         fetched = [*outputs, *(name for probe in probes for name in probe.fetches)]
@@ -205,7 +205,7 @@ class ModelBuilder:
 
 
 def own_prefix(graph: Graph) -> str:
-    """A prefix for names of our own: no name in the graph, or in a body inside it, starts with it."""
+    """A prefix for the names of values that the tool adds: no name in the graph or its subgraphs starts with it."""
     inside = (inner for node in graph.nodes for inner in (node, *nodes_inside(node)))
     names = {*graph.inputs, *graph.tensors, *graph.sparse, *(n for node in inside for n in (*node.input, *node.output))}
     names |= {i.name for node in graph.nodes for inner in inner_graphs(node) for i in inner.input}

@@ -5,8 +5,9 @@ n·eps/2 of itself. The fast form is E[y²] - E[y]² with the squares in float32
 
     n·eps/2 · E[y²] / Var(y)
 
-Where that is above the accuracy wanted, or the squares leave float32's range, `trusted` is false, and the exact form,
-centred and in double inside the graph, decides. Planes of more than LARGEST_GROUP elements are reduced row by row.
+Where that error is above the accuracy wanted, or the squares leave float32's range, `trusted` is false, and the value
+is measured again in the exact form: centred, in double, inside the graph. Planes of more than LARGEST_GROUP
+elements are reduced row by row.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ Array = NDArray[Any]
 
 EPSILON = float(np.finfo(np.float32).eps)
 LARGEST_GROUP = 4096
-# Beyond these, squares are near the edge of float32's range.
+# A mean square outside these bounds is near the edge of float32's range.
 SMALLEST_SQUARE, LARGEST_SQUARE = 1e-30, 1e30
-ROUNDING = 1e-14  # of sums in double, as a fraction of the mean's square
+ROUNDING = 1e-14  # variance / mean² up to which a variance is rounding error of the sums in double
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is to be measured: a value, and perhaps a bias that will be added to it."""
+    """A value to be measured, and the kept bias, if any, that is added to it later."""
 
     value: str
-    prefix: str  # of the names of the probe's own values; no name in the model starts with it
+    prefix: str  # of the names of the probe's nodes and outputs; no name in the model starts with it
     axes: tuple[int, ...] | None  # the axes of a group; None where the value may have no axis at all
     accuracy: float  # the relative error that the variance may have
     bias: str = ""
@@ -54,7 +55,7 @@ class Probe:
         return self.axes is not None and self.axes[0] == 2
 
     def over(self, plane: Sequence[int]) -> Probe:
-        """The probe for planes of this shape: in one group each, or row by row."""
+        """The probe for planes of this shape: a group is a whole plane or, above LARGEST_GROUP elements, a row."""
         if math.prod(plane) <= LARGEST_GROUP or self.bias:
             return replace(self, group=math.prod(plane))
         return replace(self, group=plane[-1], axes=(-1,))
@@ -63,13 +64,13 @@ class Probe:
         return Accumulator(self)
 
     def own(self, kind: str) -> str:
-        """The name of one of the probe's own values."""
+        """The name of a value that the probe's nodes compute."""
         return f"{self.prefix}{kind}/{self.value}"
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of y over all data, and of the bias b where there is one."""
+    """Mean and variance of y over all data; Var(b) and Cov(y, b) where a bias b is kept."""
 
     mean: float
     variance: float
@@ -78,22 +79,22 @@ class Moments:
     count: int = 0
     trusted: bool = True
     dead: float | None = None  # fraction of the units that are never above zero, if asked for
-    noise: bool = False  # nothing but rounding
-    disputed: float | None = None  # the variance on a few samples, where optimized and unoptimized ones differ there
+    noise: bool = False  # the output is nothing but rounding
+    disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.mean) and math.isfinite(self.variance)
 
     def times(self, factor: float) -> Moments:
-        """The moments of a multiple of y."""
+        """The moments of factor·y."""
         if factor == 1.0:
             return self
         return replace(self, mean=self.mean * factor, variance=self.variance * factor**2)
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:
-    """The moments of several outputs taken together as one sample, each with its own mean."""
+    """Σ nᵢ·Mᵢ / Σ nᵢ: the moments of several outputs, weighted by their counts, each variance about its own mean."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -107,7 +108,7 @@ def pooled(parts: Sequence[Moments]) -> Moments:
 
 @dataclass
 class Accumulator:
-    """Adds up what one probe finds, batch after batch."""
+    """Sums the fetched outputs of one probe over all batches, in float64."""
 
     probe: Probe
     count: int = 0
@@ -141,7 +142,7 @@ class Accumulator:
                 trusted = SMALLEST_SQUARE < square < LARGEST_SQUARE and error <= self.probe.accuracy * variance
                 return Moments(mean, max(variance, 0.0), count=self.count, trusted=trusted)
             variance = square + (means - mean * mean)
-            # What is left of a constant after rounding is no variance.
+            # A constant output leaves a tiny variance by rounding: it counts as 0.
             if variance <= ROUNDING * mean * mean:
                 variance = 0.0
             return Moments(
@@ -156,7 +157,7 @@ class Accumulator:
 def nodes(probe: Probe, opset: int, is_float32: bool) -> list[NodeProto]:
     """The nodes that reduce a value to its probe's outputs."""
     value = probe.value
-    # Size would take a value out of the layout in which onnxruntime keeps images.
+    # A Size node would force images out of the blocked layout in which onnxruntime convolves.
     made = [] if probe.group else [helper.make_node("Size", [value], [probe.own("size")])]
 
     def node(op: str, inputs: list[str], name: str, **attributes: Any) -> str:

@@ -1,4 +1,4 @@
-"""Other element types for the throwaway copy of a model: half precision, and doubles where need be, as float32."""
+"""Element types replaced in a throwaway copy of a model: half precision runs as float32, and doubles if need be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, helper, nump
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.scaling.inference import inferred_types
 
-Retype = Mapping[int, int]  # an element type, and what replaces it
+Retype = Mapping[int, int]  # element type -> its replacement
 
 HALF: Retype = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 ALL: Retype = {**HALF, TensorProto.DOUBLE: TensorProto.FLOAT}
@@ -28,7 +28,7 @@ def has_half(graph: Graph) -> bool:
 
 
 def stored_types(graph: Graph, batch: Mapping[str, NDArray[Any]], retype: Retype) -> dict[str, int]:
-    """The values that a model holds in a type that is replaced by a wider one, and that type."""
+    """Value -> the half-precision type it has in the model, for values that run in float32 instead."""
     types = {name: int(kind.elem_type) for name, kind in inferred_types(graph, batch).items()}
     return {name: kind for name, kind in types.items() if kind in retype and kind in HALF}
 
@@ -50,7 +50,7 @@ def retyped_type(kind: TypeProto, retype: Retype) -> TypeProto:
 
 
 def retyped_node(node: NodeProto, retype: Retype) -> NodeProto:
-    """A node with all element types replaced that it names, its inner graphs included."""
+    """A node with the element types in its attributes and subgraphs replaced."""
     if not retype or not node.attribute:
         return node
     copy = NodeProto()

@@ -1,5 +1,4 @@
-"""Runs the stages of a plan over all batches, one stage after another; values that later stages read wait in
-between."""
+"""Runs the stages of a plan over all batches, one stage after another; values for later stages wait in the frontier."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ class Runner:
     def __init__(self, graph: Graph, plan: Plan, needs: Pass, retype: Retype) -> None:
         self.graph, self.plan, self.needs, self.retype = graph, plan, needs, retype
         self.frontier = Frontier(needs.device, needs.memory)
-        self._sizes: dict[str, int] | None = None  # of all values for the first batch, as far as they can be known
+        self._sizes: dict[str, int] | None = None  # value -> bytes for the first batch, where onnx infers the shape
 
     def run(self, index: int, session: Session) -> list[Moments]:
-        """Run a stage over all batches; the moments of its layers.
+        """Run a stage over all batches. Returns the moments of its layers.
 
-        It stops after the first batch if that shows that the stage has to be measured in another form.
+        The run stops after the first batch if a layer's moments are not trusted: the stage is then measured again.
         """
         stage, batches = self.plan.stages[index], self.needs.batches
         meters = [probe.meter() for probe in session.model.probes]
@@ -65,7 +64,7 @@ class Runner:
         return [meter.result() for meter in meters]
 
     def forget(self, index: int) -> None:
-        """Free what no stage after this one reads."""
+        """Free the waiting values that no stage after this one reads."""
         still_needed = {name for later in self.plan.stages[index + 1 :] for name in later.inputs}
         for batch in range(len(self.needs.batches)):
             self.frontier.keep_only(batch, still_needed)
@@ -86,7 +85,7 @@ class Runner:
         return helper.make_tensor_type_proto(kind.tensor_type.elem_type, dims)
 
     def value(self, session: Session, number: int, batch: Batch, name: str) -> Any:
-        """An input of a stage for one batch: the user's data, or a value that waits."""
+        """An input of a stage for one batch: the user's data, or a value from the frontier."""
         if name not in self.graph.inputs:
             return self.frontier.get(number, name)
         array = batch[name]
@@ -96,7 +95,7 @@ class Runner:
         return session.to_device(array)
 
     def _foresee(self, stage: Stage, batch: Batch) -> None:
-        """Refuse before it runs what cannot fit."""
+        """Refuse a stage that cannot fit in memory before it runs."""
         if self._sizes is None:
             self._sizes = memory_needs.value_bytes(self.graph, batch)
         if self.needs.device.kind == "cpu":

@@ -1,4 +1,4 @@
-"""A layer's weight from its random start to what is stored: pre-initialized, run, scaled.
+"""A layer's weight on its way to the file: pre-initialized, run, scaled, stored.
 
 A weight runs with He's standard deviation, √(2 / fan-in), so that a chain of layers with pending scales neither
 explodes nor vanishes. The scale that is stored takes that factor back.
@@ -23,7 +23,7 @@ from lsuv_cli.settings import PreInit
 Array = NDArray[Any]
 
 HALVES = frozenset({"float16", "bfloat16"})
-LARGEST_RUNNING_FACTOR = 1e30  # a larger one is near the edge of float32's range
+LARGEST_RUNNING_FACTOR = 1e30  # a larger factor is near the edge of float32's range
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class RunningWeight:
     factor: float
 
     def stored(self, scale: float, types: Collection[str]) -> tuple[Array, float]:
-        """The weight times a number, as it is stored, and the number by which that differs from what ran.
+        """scale·W as it is stored, and the effective scale: the least-squares factor from the weight that ran to it.
 
-        In half precision the two are not quite the same: rounding changes a small weight by more than a little.
+        The effective scale differs from `scale` in half precision only, where rounding changes small entries much.
         """
         own, *others = types
         if not HALVES.isdisjoint(types):
@@ -49,7 +49,7 @@ class RunningWeight:
         return _scaled(self.array, scale).astype(numpy_type(own), copy=False), scale
 
     def fits(self, scale: float, dtype: str) -> bool:
-        """Whether the weight times a number is finite in a type. Its extremes tell."""
+        """Whether scale·W is finite in a type; its smallest and largest entries decide."""
         extremes = np.array([self.array.min(initial=0), self.array.max(initial=0)], self.array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             return bool(np.isfinite((extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))).all())
@@ -66,7 +66,7 @@ def pre_initialized(graph: Graph, layer: Layer, pre_init: PreInit, seed: int) ->
 
 
 def running_weight(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, linear: bool) -> RunningWeight:
-    """The weight to run; as it is stored where the layer is not linear in it."""
+    """The weight to run: scaled to He's standard deviation, but unchanged where the layer is not linear in it."""
     array = pre_initialized(graph, layer, pre_init, seed)
     _, square = weights.mean_and_square(array)
     factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
@@ -74,7 +74,7 @@ def running_weight(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, lin
         return RunningWeight(array, 1.0)
     if factor < LARGEST_RUNNING_FACTOR:
         return RunningWeight(_scaled(array, factor), factor)
-    largest = float(np.max(np.abs(array)))  # so small that the factor would leave float32's range
+    largest = float(np.max(np.abs(array)))  # entries so small that the factor would leave float32's range
     return RunningWeight(array / array.dtype.type(largest) * array.dtype.type(largest * factor), factor)
 
 

@@ -32,12 +32,13 @@ CPU = "CPUExecutionProvider"
 # TF32 makes variances depend on the card. The exhaustive search would run again for every stage and shape.
 CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
 
-# onnxruntime 1.31 removes the first of two Muls by constants in a row, whoever else reads it, and then cannot load the
-# model; onnxruntime 1.23 makes one Gemm of a Transpose and a Gemm whose sides then do not fit.
+# MatMulScaleFusion: of two Muls by constants in a row, onnxruntime 1.31 removes the first even if another node reads
+# it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
+# then do not fit.
 BROKEN = ["MatMulScaleFusion", "GemmTransposeFusion"]
-# onnxruntime 1.31 computes something else for MatMul(Transpose(x), w) with a w of one axis.
+# onnxruntime 1.31 computes wrong values for MatMul(Transpose(x), w) where w has one axis.
 BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
-# Makes one tensor of equal ones, and BatchNormalization in training mode then overwrites its own scale by a statistic.
+# ConstantSharing merges equal tensors; a BatchNormalization in training mode may then overwrite its own scale.
 BROKEN_IN_TRAINING = ["ConstantSharing"]
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
@@ -45,7 +46,7 @@ SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 LONGEST_MESSAGE = 2000  # characters of an onnxruntime message that are read
 LONGEST_REASON = 300  # characters of it that are shown
 
-# Errors come as exceptions; what onnxruntime prints besides would only spoil a pipeline.
+# Errors come as exceptions; onnxruntime's log lines besides them would only clutter stderr.
 ort.set_default_logger_severity(4)
 
 
@@ -114,7 +115,7 @@ def _why_no_cuda(device: Device) -> str:
             )
         return "this onnxruntime has no CUDA support; pip install 'lsuv-cli[cuda]'"
     if importlib.util.find_spec("nvidia") and hasattr(ort, "preload_dlls"):
-        # CUDA's libraries from PyPI have to be loaded first. It prints its findings to stdout.
+        # CUDA's libraries from PyPI have to be loaded first. preload_dlls prints its findings to stdout.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):  # the session below tells
             ort.preload_dlls()
     identity = helper.make_node("Identity", ["x"], ["y"])
@@ -149,7 +150,7 @@ def refusal(model: str | bytes) -> str:
 
 
 def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array]:
-    """Open a model as it is and run it without optimizers; its outputs that are tensors.
+    """Open a model as it is and run it without optimizers. Returns those of its outputs that are tensors.
 
     `Unsupported` if the CPU has no kernel for one of its operators; a model that onnxruntime refuses is an error.
     """
@@ -171,7 +172,7 @@ def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int
 
 
 def open_without_weights(model: onnx.ModelProto) -> None:
-    """Open a model in onnxruntime with its large initializers as inputs, which takes next to no memory."""
+    """Check that onnxruntime opens a model, with its large initializers as inputs, which takes next to no memory."""
     bare = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     bare.functions.extend(model.functions)
     body = bare.graph
@@ -218,7 +219,7 @@ class Session:
         options = _options(optimized=optimized)
         options.intra_op_num_threads = device.threads
         options.use_deterministic_compute = True
-        # A plan of all memory is made for many runs of one shape; here a session runs few, and it takes a third more.
+        # Memory patterns pay off over many runs of one shape; a session here runs few, and they take a third more.
         options.enable_mem_pattern = False
         self._held = {name: _from_numpy(array) for name, array in model.tensors.items()}
         if self._held:
@@ -233,7 +234,7 @@ class Session:
         self._probed = [name for probe in model.probes for name in probe.fetches]
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
-        """The values for later stages, still on the device, and what each probe found."""
+        """Run one batch: the values for later stages, still on the device, and the fetched outputs of each probe."""
         binding = self._session.io_binding()
         for value, name in self.model.feeds.items():
             binding.bind_ortvalue_input(name, values[value])
@@ -271,7 +272,7 @@ def to_numpy(value: Any) -> Array:
 
 
 def _strings(array: Array) -> Any:
-    """onnxruntime makes no value of strings from numpy, but a session that puts out a constant gives one."""
+    """A string tensor as an OrtValue: onnxruntime makes none from numpy, but a session with a constant output does."""
     words = [str(word).encode() for word in array.ravel()]
     tensor = TensorProto(name="constant", dims=array.shape, data_type=TensorProto.STRING, string_data=words)
     identity = helper.make_node("Identity", ["constant"], ["value"])
@@ -329,7 +330,7 @@ class Frontier:
         return _from_numpy(np.frombuffer(data, value.dtype).reshape(value.shape), self.device)
 
     def keep_only(self, batch: int, names: set[str]) -> None:
-        """Free what no later stage reads."""
+        """Free a batch's waiting values, except those with these names."""
         for name in [name for name in self.kept[batch] if name not in names] if batch < len(self.kept) else []:
             self._forget(batch, name)
 
@@ -408,7 +409,7 @@ def _type_of(value: Any, shape: Sequence[int | None] | None) -> TypeProto:
 
 @contextlib.contextmanager
 def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]:
-    """Turn onnxruntime's exceptions into ours."""
+    """Turn onnxruntime's exceptions into `ModelError` and its subclasses."""
     try:
         yield
     except MemoryError:
@@ -427,8 +428,8 @@ def translated(what: str = "onnxruntime cannot run the model") -> Iterator[None]
 
 def _one_line(problem: BaseException) -> str:
     """An onnxruntime message without its preamble, source paths and line breaks."""
-    # The expressions below take time that grows with the square of a name in the message, which is as long as its
-    # model wants it; what is not among the first characters would not be shown.
+    # The regular expressions below take time quadratic in the length of a name, and a hostile model can have a very
+    # long one; text beyond the first characters would not be shown anyway.
     text = " ".join(str(problem)[:LONGEST_MESSAGE].split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)

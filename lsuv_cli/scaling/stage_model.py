@@ -1,7 +1,7 @@
 """A stage of calibration as a model of its own: its nodes, its inputs, and the probes that measure its layers.
 
-A layer runs without its bias. The pending scales of an input are applied first, together with the bias and the
-activation that belong to it.
+A layer runs without its bias. A stage starts by applying the pending scales of its inputs: s·y, then + b and the
+activation where the input is the output of a layer with a kept bias or a fused activation.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Assembler:
     ) -> StageModel:
         """A stage's model.
 
-        `types` are those of the stage's inputs, `scales` those of the layers before it, `weights` the values its
-        layers' operators are to read, `exact` the layers to be measured in the exact form.
+        `types`: stage input -> type. `scales`: output of a layer in an earlier stage -> scale. `weights`: name of the
+        weight a layer's operator reads -> array. `exact`: outputs of the layers to be measured in the exact form.
         """
         work = _Work(self, types)
         for layer in stage.layers:
@@ -73,14 +73,14 @@ class Assembler:
 
 
 class _Work(ModelBuilder):
-    """One stage's model in the making."""
+    """One stage's model being built."""
 
     def __init__(self, assembler: Assembler, types: Mapping[str, TypeProto]) -> None:
         super().__init__(assembler.graph, assembler.prefix, types, assembler.retype)
         self.assembler = assembler
 
     def feed(self, name: str, pending: Sequence[str], scales: Mapping[str, float]) -> None:
-        """Take a value from outside and apply its pending scales: s·y + b, and the activation of a fused operator."""
+        """s·y + b: add a stage input, apply its pending scales s, its kept bias b and a fused operator's activation."""
         source = self.own("unscaled", name) if pending else name
         self.take(name, source)
         if not pending:
@@ -107,12 +107,12 @@ class _Work(ModelBuilder):
             source = target
 
     def run(self, step: Step) -> None:
-        """Add a node: a scaled layer without its bias, any other as it stands."""
+        """Add a step's node: a scaled layer without its bias, any other node unchanged."""
         node = NodeProto()
         node.CopyFrom(self.graph.nodes[step.node])
         layer = step.layer
         if node.input and self._only_multiplied(node.input[0]):
-            # The number it multiplies by is applied together with the layer's scale.
+            # The node is a BatchNormalization y = c·x; c is applied together with the layer's scale.
             self.nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
             return
         for name in self.graph.reads(step.node) if layer is None else node.input[:2]:
@@ -126,7 +126,7 @@ class _Work(ModelBuilder):
             kept = [a for a in node.attribute if not a.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
-        if node.op_type == "Gemm" and self.graph.opset() < 11:  # there C is no option
+        if node.op_type == "Gemm" and self.graph.opset() < 11:  # before opset 11 Gemm's C is required
             self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
             node.input.append(self.own("no_bias", layer.output))
         commutes = layer.activation and layer.is_linear
@@ -153,7 +153,7 @@ class _Work(ModelBuilder):
         return Probe(value, prefix, _axes(layer), self.assembler.accuracy, bias, exact or bool(bias))
 
     def with_nodes(self, probes: Sequence[Probe], layers: Sequence[Layer]) -> list[Probe]:
-        """Add the probes' nodes; the probes, with the sizes of their groups where these can be inferred."""
+        """Add the probes' nodes. Returns the probes with their group sizes, where onnx can infer these."""
         shapes = self.plane_shapes()
         sized = [p.over(shapes[p.value]) if p.is_plane and p.value in shapes else p for p in probes]
         for probe, layer in zip(sized, layers, strict=True):
@@ -162,7 +162,7 @@ class _Work(ModelBuilder):
         return sized
 
     def bias(self, layer: Layer) -> str:
-        """A value that can be added to a layer's product as its bias; none where the bias is set to zero."""
+        """The name of the value to add to a layer's product as its bias; empty where the bias is set to zero."""
         bias = layer.bias
         if bias is None or not bias.kept:
             return ""
@@ -198,10 +198,10 @@ class _Work(ModelBuilder):
         return helper.make_node(layer.activation, [source], [target], **dict(zip(names, numbers, strict=False)))
 
     def plane_shapes(self) -> dict[str, list[int]]:
-        """The lengths of each image-like value's axes behind its channels, where ONNX can tell without running."""
+        """Value -> lengths of its axes behind the channels, for image-like values whose shape onnx can infer."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self.finish((), ()).proto)
-        except Exception:  # it may fail on healthy models, and is only used to save time
+        except Exception:  # inference may fail on healthy models, and its shapes only save time
             return {}
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim[2:]] for i in inferred.graph.value_info}
         # A dimension that is not known has the value 0, and some exporters write -1 for one.

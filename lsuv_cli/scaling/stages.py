@@ -1,11 +1,11 @@
 """The cut: a graph becomes a short list of stages that together run it once.
 
-Layer L's output is s·y with s not known until y was measured, so whatever follows it has to wait, but for this: ReLU,
-pooling, reshaping, concatenation and their like give s·f(y) for s·y. A scale can stay *pending*
-through them, and through the next layer, whose measured output it merely multiplies. So:
+Layer L's output is s·y, and s is not known until y was measured, so the nodes behind L have to wait, except that
+f(s·y) = s·f(y) for ReLU, pooling, reshaping, concatenation and their like. A scale can stay *pending* through these
+nodes, and through the next layer, whose measured output it merely multiplies. So:
 
 1. Every value gets a level and the layers whose scales are pending on it. Inputs and constants have level 0 and none.
-2. On a layer's output the scales of its input are pending, and its own.
+2. On a layer's output the pending scales of its input are pending, and its own scale.
 3. A node that commutes with a scale (homogeneity.py), all of whose inputs have the same pending scales, passes them on;
    its output stays on their level.
 4. Any other node (Tanh, Softmax, an Add of differently scaled branches) needs true values, so inputs with pending
@@ -15,7 +15,7 @@ through them, and through the next layer, whose measured output it merely multip
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
    with s·y + b on its inputs. Nodes that no layer needs are never run.
 
-With rule 3 left out this is "layers that share the number of layers on the longest path to them".
+Without rule 3, a layer's level would be the number of layers on the longest path to it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.scaling.homogeneity import commutes_with_scale, growth
 
-# With weights of He's standard deviation a ReLU layer keeps its input's scale roughly; sixteen of them, and sixteen
-# linear ones too, stay far inside float32's range.
+# With weights of He's standard deviation a ReLU layer roughly keeps its input's variance; a chain of sixteen ReLU
+# layers, or of sixteen linear layers, stays far inside float32's range.
 LONGEST_CHAIN = 16
 # Powers of two by which constants may move a chain of pending scales.
 LARGEST_GROWTH = 20.0
-# So that the weights of a large model are never all in memory at once.
+# Most bytes of weights in one stage, so that the weights of a large model are never all in memory at once.
 STAGE_BYTES = 128 << 20
 
 Pending = tuple[str, ...]  # the outputs of the layers whose scales are not yet known
@@ -55,8 +55,8 @@ class Stage:
 
     steps: tuple[Step, ...]
     layers: tuple[Layer, ...]  # measured here
-    inputs: tuple[str, ...]  # read here and made outside
-    outputs: tuple[str, ...]  # made here and read later
+    inputs: tuple[str, ...]  # values read here and made outside
+    outputs: tuple[str, ...]  # values made here and read by later stages
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Plan:
 
 
 def cut(graph: Graph, layers: Sequence[Layer], longest_chain: int = LONGEST_CHAIN) -> Plan:
-    """The stages in which the layers can be scaled one after another, each with all before it scaled."""
+    """The plan for calibration: stages such that every layer is measured with all layers before it scaled."""
     depth = _depths(graph, layers)
     first = first_uses(layers, depth)
     steps = _steps(graph, first)
@@ -89,7 +89,7 @@ def cut(graph: Graph, layers: Sequence[Layer], longest_chain: int = LONGEST_CHAI
 
 
 def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
-    """The whole graph as it stands, in as few pieces as its weights' size allows: one, for most models."""
+    """The plan for verification: the unchanged graph in pieces of about `limit` bytes of weights; mostly one."""
     groups: list[list[Layer]] = []
     room = 0
     for layer in layers:
@@ -105,7 +105,7 @@ def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
 
 
 def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]:
-    """The layers that decide their weight's scale: of those that share one, the ones nearest to the input."""
+    """The layers that decide their weight's scale: of the layers with a tied weight, the ones nearest to the input."""
     deciding: list[Layer] = []
     for users in by_tensor(layers).values():
         nearest = min(depth[layer.output] for layer in users)
@@ -114,7 +114,7 @@ def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]
 
 
 def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
-    """For each value the number of layers on the longest path to it."""
+    """Value -> number of layers on the longest path to it."""
     is_layer = {layer.node for layer in layers}
     depth: dict[str, int] = {}
     for k, node in enumerate(graph.nodes):
@@ -165,7 +165,7 @@ class _Levels:
         self._load: dict[int, int] = {}  # bytes of weights on each level
 
     def place_all(self, steps: Sequence[Step], depth: Mapping[str, int]) -> None:
-        # All layers of one depth come before what reads them, and none of them reads another.
+        # All layers of one depth come before the nodes that read them, and no layer reads another of its depth.
         for step in sorted(steps, key=lambda s: (depth[s.makes[0]], s.layer is None and s.node not in self._later)):
             at, scales = self._place(step)
             if step.layer is not None and step.layer.weight.base in self._shared:
@@ -192,7 +192,7 @@ class _Levels:
         return at + 1, ()
 
     def _moved(self, step: Step) -> float:
-        """The growth of a step's largest input, and its own where it multiplies by a constant."""
+        """log2 of the factor by which constants moved a step's output: its most moved input's plus its own."""
         own = 0.0 if step.layer is not None else growth(self._graph, self._graph.nodes[step.node])
         return max((self._growth.get(name, 0.0) for name in step.reads), key=abs, default=0.0) + own
 
@@ -206,7 +206,7 @@ class _Levels:
         return at, (*scales, layer.output)
 
     def _gather(self, base: str, at: int) -> int:
-        """The level of a shared weight's uses, which are measured together, in the stage of the last of them."""
+        """Put the layers of a tied weight on the highest of their levels: they are measured in one stage."""
         placed = [user.output for user in self._users[base] if user.output in self.level]
         at = max([at, *(self.level[name] for name in placed)])
         self.level |= dict.fromkeys(placed, at)
@@ -215,7 +215,7 @@ class _Levels:
 
 
 def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tuple[Stage, ...], dict[str, int]]:
-    """For each group of layers the steps it needs that no earlier group ran (rule 5), and where each value is made."""
+    """A stage per group of layers: the steps it needs that no earlier stage ran (rule 5). Also value -> its stage."""
     maker = {name: k for k, step in enumerate(steps) for name in step.makes}
     bias_of = {
         step.layer.output: step.layer.bias.value
@@ -238,7 +238,7 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
         made = {name for step in here for name in step.makes}
         ran.update(dict.fromkeys(made, index))
         outside = {name for step in here for name in step.reads} - made
-        # A bias that is itself computed has to be there when the layer's output is put together.
+        # s·y + b is computed where y is read, so a bias b that nodes compute is an input of that stage too.
         outside |= {bias_of[name] for name in outside if name in bias_of}
         steps_of.append(here)
         reads.append(outside)

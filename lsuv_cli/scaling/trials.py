@@ -1,6 +1,6 @@
-"""What is known between the trials of Algorithm 1: each layer's turn so far, and what the written file showed.
+"""The state between the trials of Algorithm 1: each layer's turn so far, and what verification found in the file.
 
-1. The first trial begins with new random weights. Later ones begin with the stored weights, so that scales multiply.
+1. The first trial begins with new random weights. Later trials begin with the stored weights, so that scales multiply.
 2. A layer that had no finite variance behind pending scales may have lost it to float32's range: then all stages are
    cut anew, with no layer's scale pending on another layer, and the trial begins again.
 3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled.
@@ -25,7 +25,7 @@ from lsuv_cli.settings import PreInit, Settings
 
 @dataclass(frozen=True)
 class Turn:
-    """What happened when a layer's turn came."""
+    """A layer's measured variance, its scale and its status after one trial, or after several (`then`)."""
 
     variance: float | None  # of its output, with the pre-initialized weight
     scale: float = 1.0
@@ -42,8 +42,8 @@ class Trials:
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, float] = {}  # layers whose output is rounding noise, and by what they were multiplied
-        self.feedback: dict[str, float] = {}  # a shared weight whose first use is dead, and by what to multiply it
+        self.dead: dict[str, float] = {}  # layer output that is rounding noise -> the scale to undo
+        self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
     @property
@@ -51,7 +51,7 @@ class Trials:
         return self.settings.pre_init if self.anew else PreInit.KEEP
 
     def take(self, latest: Mapping[str, Turn]) -> None:
-        """Take what one go through the stages brought."""
+        """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
         self.anew = False
@@ -66,7 +66,7 @@ class Trials:
         self.anew = True
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
-        """Whether the written file shows something that another trial has to begin with."""
+        """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
         scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
         noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
         self.dead |= noise

@@ -1,16 +1,16 @@
 """Verification: every layer's mean and variance on all of the data, measured in the model itself.
 
-1. The file is opened by onnxruntime as it is; what onnxruntime refuses is not called ok.
+1. onnxruntime opens the file as it is; a model that onnxruntime refuses is not called ok.
 2. A few samples run through the model without onnxruntime's optimizers; every layer's output is looked at as an array,
    in float64 (the sounding). The model's outputs must be those of the file opened as it is.
 3. All data runs through the model as onnxruntime optimizes it, once, and each layer's output is reduced inside it
    (gauges.py). The same few samples go first, and a layer that has another variance there than in step 2 is *disputed*.
-4. A layer whose output has nearly no input to come from may be nothing but rounding noise. Then the first batch runs
-   once more with everything multiplied by 1 + 2⁻¹³: a signal hardly changes, noise becomes other noise.
+4. Where a layer's input is nearly zero, its output may be nothing but rounding noise. Then the first batch runs once
+   more with data and weights multiplied by 1 + 2⁻¹³: a signal hardly changes, noise becomes other noise.
 
 A model whose weights take much memory is measured in pieces. Half precision that the device cannot run is run in
-float32 with each value rounded as it would be stored. Nothing is shared with calibration but the way a model is put
-together.
+float32 with each value rounded as it would be stored. Verification shares only the building and running of models with
+calibration (model_builder.py, runner.py), not the measurement.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from lsuv_cli.scaling.stages import Stage
 
 Array = NDArray[Any]
 
-# A model with more weights than this is verified in pieces, and opened without them.
+# A model with more bytes of weights is verified in pieces, and opened without its weights.
 VERIFY_BYTES = 256 << 20
 # Root mean square of a layer's input below which the layer's output may be nothing but rounding.
 SUSPICIOUS_INPUT = 1e-4
-# What data and weights are multiplied by to tell noise from a signal: well above the rounding of the types.
+# The factors on data and weights that tell noise from a signal: 1 plus well more than the rounding of the types.
 NUDGE, NUDGE_IN_HALF = 1.0 + 2.0**-13, 1.0 + 2.0**-6
-LEAST_CORRELATION = 0.98  # between a signal and the nudged one; noise has less
-# Optimized and unoptimized variances agree up to DISPUTE_ACCURACY times the accuracy, and the mean's rounding.
+LEAST_CORRELATION = 0.98  # between an output and its nudged version; noise has less
+# |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
 SMALLEST_OUTPUT = 1e-30  # so that outputs of zeros can be compared
 SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
-# These make shapes that depend on the data, or take a shape as an input.
+# Operators that make shapes that depend on the data, and operators that take a shape as an input.
 SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
 SHAPE_TAKERS = frozenset(
     {"Reshape", "Expand", "Tile", "Resize", "Upsample", "Slice", "Pad", "ConstantOfShape", "OneHot", "TopK", "Split",
@@ -75,7 +75,7 @@ def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) ->
     try:
         return _measure(file, look, needs, units)
     except ModelError:
-        # A model may work with batches of one size only, and not say so: then the first batch stands for the few.
+        # A model may work with one batch size only, undeclared: then use the whole first batch as the few samples.
         whole = needs.batches[0]
         if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
             raise
@@ -99,7 +99,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
 
 
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
-    """Open the file in onnxruntime as it is; what it puts out for the few samples, as far as that can be had here."""
+    """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
     size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
     try:
         if size > VERIFY_BYTES:
@@ -140,8 +140,8 @@ class _Measuring:
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
         self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
-        self.compared: list[str] = []  # outputs of the file as it is, to be compared with those of the working copy
-        self.raw: dict[str, Array] = {}  # what the few samples give, without optimizers: layers and graph outputs
+        self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
+        self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
 
     def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
         moments: dict[str, Moments] = {}
@@ -160,7 +160,7 @@ class _Measuring:
         return ModelMoments(moments, tuple(warnings))
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
-        """Sound a piece, then measure it; carefully where the fast form is not good enough."""
+        """Sound a piece, then measure it; in double where float32 is not accurate enough."""
         wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
@@ -177,13 +177,13 @@ class _Measuring:
             gauges |= {name: gauges[name].more_careful(m) for name, m in doubtful.items()}
 
     def _sounded(self, stage: Stage, names: Sequence[str]) -> dict[str, Array]:
-        """Values of a piece for the few samples; what later pieces read of them waits."""
+        """Values of a piece for the few samples; values that later pieces read are put into the frontier."""
         kept = self._unoptimized(stage, [*stage.outputs, *names], self.needs.few)
         self.few.frontier.put(0, {name: kept[name] for name in stage.outputs})
         return {name: runtime.to_numpy(kept[name]) for name in names if kept[name].is_tensor()}
 
     def _unoptimized(self, stage: Stage, names: Sequence[str], batch: Batch, factor: float = 1.0) -> dict[str, Any]:
-        """Values of a piece from unoptimized onnxruntime, with the data and all layers' weights times a factor."""
+        """Values of a piece from unoptimized onnxruntime, with data and layers' weights multiplied by a factor."""
         names = list(dict.fromkeys(names))
         builder = self._builder(stage)
         for name in names:
@@ -198,7 +198,7 @@ class _Measuring:
         return kept
 
     def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
-        """The layers that have another variance with optimizers than without, and the one they have without."""
+        """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
         values = {name: self.few.value(session, 0, self.needs.few, name) for name in stage.inputs}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
@@ -206,7 +206,7 @@ class _Measuring:
             meter = gauge.meter()
             meter.add(numbers)
             here, there = meter.result(), gauge.sounding
-            # A constant on the few samples, and a mean that dwarfs the spread, are seen up to rounding only.
+            # Where mean² is far above the variance, the variance is known only up to rounding of the mean.
             slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
             agree = abs(here.variance - there.variance) <= slack or not (here.finite or math.isfinite(there.variance))
             if not agree and 0 not in there.shape:
@@ -214,7 +214,7 @@ class _Measuring:
         return disputed
 
     def _builder(self, stage: Stage) -> ModelBuilder:
-        """A piece's nodes, as the model has them."""
+        """A builder with a piece's inputs, nodes and constants."""
         builder = ModelBuilder(self.graph, self.prefix, self._types(stage), self.retype, self.rounded)
         for name in stage.inputs:
             builder.take(name, name)
@@ -225,7 +225,7 @@ class _Measuring:
         return builder
 
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
-        """The types of a piece's inputs, for all batches and for the few samples alike."""
+        """Piece input -> a type that all batches and the few samples fit."""
         few = self.few.types(stage)
         return {name: _common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
 
@@ -242,7 +242,7 @@ class _Measuring:
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
         units = self._rectified(layer) if self.units else None
         value, divisor = layer.output, 1.0
-        # Measured behind a norm that only multiplies, onnxruntime can make one operator of the two, as it will in use.
+        # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
         if layer.norm_factor is not None and not self.units and not self.retype:
             behind = next((s for s in stage.steps if s.layer is None and self._reads_first(s.node, value)), None)
             if behind is not None:
@@ -261,7 +261,7 @@ class _Measuring:
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
         """Whether a value of this shape for the few samples has planes of one size in all batches.
 
-        It has where every sample has one shape, and the samples are still along the first axis and no other.
+        It has if every sample has the same shape, and the samples lie along the value's first axis and no other.
         """
         rows = {np.shape(array)[:1] for array in self.needs.few.values()}
         if self.equal_shapes and not _makes_shapes(self.graph):
@@ -272,7 +272,7 @@ class _Measuring:
         return list(self.graph.nodes[k].input[:1]) == [name]
 
     def _rectified(self, layer: Layer) -> Units | None:
-        """A layer's units, if a Relu reads its output or is inside."""
+        """A layer's units, if a Relu reads its output or is fused into it; else None."""
         readers = (self.graph.nodes[k].op_type for k in self.graph.readers.get(layer.output, ()))
         if "Relu" not in (layer.activation, *readers):
             return None
@@ -284,7 +284,7 @@ class _Measuring:
         return Units(layer.form.shape[1], () if layer.position == 1 else (-1,))
 
     def _check_outputs(self, outputs: Mapping[str, Array]) -> list[str]:
-        """Compare the model's outputs with those of the file opened as it is; warn of those that are not finite."""
+        """Compare the working copy's outputs with the file's own. Returns a warning for each output with Inf or NaN."""
         warnings: list[str] = []
         for name, array in outputs.items():
             if array.dtype.kind not in "f" or not array.size:
@@ -300,7 +300,7 @@ class _Measuring:
         return warnings
 
     def _noise(self, moments: Mapping[str, Moments]) -> set[str]:
-        """The layers whose output is nothing but rounding, where any layer makes one think of that."""
+        """The outputs of layers that are nothing but rounding; looked for only if some layer's input is tiny."""
         suspicious = [x for x in self.layers if x.output in moments and self._tiny_input(x, moments[x.output])]
         if not suspicious or len(self.plan.stages) > 1:
             return set()
@@ -357,7 +357,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
-    """Whether every input has one shape in all batches, from an axis on."""
+    """Whether shape[first_axis:] of every input is the same in all batches."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for batch in batches:
         for name, array in batch.items():
@@ -384,7 +384,7 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def _correlation(one: Array, other: Array) -> float:
-    """Between two arrays; 1 where either is constant."""
+    """The correlation of two arrays; 1 where either is constant."""
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
         a, b = a - a.mean(), b - b.mean()

@@ -37,12 +37,12 @@ _Float = TypeVar("_Float", np.float32, np.float64)
 
 _TINY = 64  # columns up to which float64 QR is as fast as anything
 _CHUNK = 1 << 20  # numbers drawn from one random stream
-_PIECE = 1 << 13  # numbers that fit the nearest cache, and of which BLAS makes no work for threads
+_PIECE = 1 << 13  # numbers that fit the nearest cache, too few for BLAS to use threads
 _SMALL = 1 << 31  # multiplications up to which BLAS gets one thread: at most 0.1 s or so
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """The random stream of the weight `name`. It depends on nothing else, so no layer changes another's."""
+    """The random stream of the weight `name`. It depends on seed and name alone: no layer changes another's."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest)))
 
