@@ -154,6 +154,8 @@ def measure(
         {settings}
     """
     call = _Call.of(keywords, tol=CHECK_TOL)
+    if data is None:
+        raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen)
         job.targets(call.drawn)
@@ -204,13 +206,16 @@ def compare(
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
     """
-    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
+    listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
+    names = [str(name).strip() for name in listed if str(name).strip()]
     known = ("lsuv", *PreInit)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
     call = _Call.of(keywords)
     checked, listen = call.settings, call.listen
+    if data is None:
+        raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
         sources = list(sources)  # iterated once for each initialization
@@ -236,9 +241,8 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except (
-        Exception
-    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    except Exception as problem:
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

@@ -244,6 +244,8 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
         if len(models) > 1:
             raise LsuvError(f"{len(models)} models were given; say where they go with --output-dir")
         path = Path(models[0])
+        if not path.name:  # "", . and /
+            raise LsuvError(f"{models[0] or repr('')} is no file; give an ONNX file")
         return [str(path.with_name(f"{path.name.removesuffix('.onnx')}.lsuv.onnx"))]
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):

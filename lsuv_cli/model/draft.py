@@ -229,6 +229,8 @@ def serialized(model: onnx.ModelProto) -> bytes:
     """A model as one string of bytes, if it is not too large for that."""
     try:
         return model.SerializeToString()
+    except MemoryError:
+        raise
     except Exception as problem:  # protobuf's EncodeError, or ValueError, by version
         raise OutputError(
             "the result is over protobuf's limit of 2 GiB; save the input with external data "

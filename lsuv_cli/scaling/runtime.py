@@ -41,6 +41,8 @@ def refusal(model: str | bytes) -> str:
     """Why onnxruntime does not take a model as it is; empty if it does."""
     try:
         ort.InferenceSession(model, _options(optimized=False), providers=[CPU])
+    except MemoryError:
+        raise
     except Exception as problem:  # onnxruntime's exceptions have no common class of their own
         return one_line(problem)
     return ""

@@ -194,6 +194,8 @@ class _Work(ModelBuilder):
         """Value -> lengths of its axes behind the channels, for image-like values whose shape onnx can infer."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self.finish((), ()).proto)
+        except MemoryError:
+            raise
         except Exception:  # inference may fail on healthy models, and its shapes only save time
             return {}
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim[2:]] for i in inferred.graph.value_info}
