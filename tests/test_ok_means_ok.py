@@ -242,6 +242,32 @@ def test_rounding_noise_is_no_signal(kind):
     assert result.report.exit_code == 1
 
 
+def test_a_layer_that_is_alive_once_noise_in_front_of_it_is_left_alone_is_scaled():
+    """Sigmoid(noise) is 0.5 and hardly varies, but the columns of v have different sums."""
+    proto = model(
+        f"g (float[N,8] x) => (y) {{ {NOISE['there and back']} h = MatMul(s, w) q = Sigmoid(h) y = MatMul(q, v) }}",
+        w=normal(8, 4), v=normal(4, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert statuses(result) == {"h": "dead", "y": "ok"}
+    assert near_one(variances(result.model, {"x": X}, ["y"], reference=False))
+
+
+@pytest.mark.parametrize("pre_init", ["orthonormal", "keep"])
+def test_the_weight_of_a_dead_layer_stays_as_it_was_however_many_trials_follow(pre_init):
+    """The scale of a layer with an activation inside takes several trials."""
+    proto = model(
+        f"""g (float[N,8] x) => (y, h) {{ {NOISE["there and back"]} h = MatMul(s, w)
+        y = com.microsoft.FusedGemm<activation="Tanh">(x, v) }}""",
+        microsoft=True, w=np.linalg.qr(normal(8, 4))[0], v=normal(8, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X, target_variance=0.3, tol=0.001, pre_init=pre_init, max_trials=30)
+    assert statuses(result) == {"h": "dead", "y": "ok"}
+    assert result.report.trials > 2
+    w = tensor(result.model, "w")
+    np.testing.assert_allclose(w.T @ w, np.eye(4), atol=1e-5)
+
+
 def test_a_tiny_signal_is_no_noise():
     proto = model("g (float[N,8] x) => (y) { s = Mul(x, tiny) h = MatMul(s, w) t = Tanh(h) y = MatMul(t, v) }",
                   w=normal(8, 4), v=normal(4, 4), tiny=np.float32(1e-10))  # fmt: skip
