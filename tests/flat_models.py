@@ -22,7 +22,7 @@ from disguises import LAYER_OPS, inner_graphs, reads, renamed
 from random_models import Array, session
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}
-VIEWS = {"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+VIEWS = {"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Dropout"}
 Batches = Sequence[Mapping[str, Array]]
 
 

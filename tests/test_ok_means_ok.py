@@ -119,15 +119,6 @@ def test_what_is_dropped_repeats_from_run_to_run():
     assert statuses(one) == {"y": "ok", "z": "ok"}
 
 
-def test_a_weight_that_is_dropped_is_left_alone_and_not_folded():
-    proto = model("g (float[N,8] x) => (y) { d = Dropout(w, r, t) h = MatMul(x, d) u = Tanh(h) y = MatMul(u, v) }",
-                  w=normal(8, 8), v=normal(8, 4), r=np.float32(0.5), t=np.array(True))  # fmt: skip
-    result = initialize(proto, X)
-    assert entry(result, "h").status == "skipped"
-    assert "at random" in entry(result, "h").notes[0]
-    assert any(node.op_type == "Dropout" for node in result.model.graph.node)
-
-
 def test_batch_normalization_in_training_mode_is_not_spoilt_by_equal_tensors():
     ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
     proto = model("""g (float[N,8,4] x) => (y, m, n) {
