@@ -52,7 +52,8 @@ class Assembler:
         """A stage's model.
 
         `types`: stage input -> type. `scales`: output of a layer in an earlier stage -> scale. `weights`: name of the
-        weight a layer's operator, or the Dropout in front of it, reads -> array. `exact`: outputs of the layers to be measured in the exact form.
+        weight a layer's operator, or the Dropout in front of it, reads -> array. `exact`: outputs of the layers to be
+        measured in the exact form.
         """
         work = _Work(self, types)
         for layer in stage.layers:
