@@ -282,16 +282,20 @@ class _Matcher:
                 self.origins[use.place] = replace(origin, pieces=pieces)
 
     def layout_by_name(self, use: Use, piece: Piece) -> tuple[Layout, ...]:
-        """The layout of a constant whose stored tensor has the name and the shape of the checkpoint's tensor."""
-        key = piece.keys[0]
-        shape = self.checkpoint.tensors[key].shape
-        if piece.part or piece.place or key not in self.graph.tensors or self.graph.shape(key) != shape:
+        """The layout of a constant whose stored tensor has the name and the shape of a checkpoint tensor.
+
+        The name may be that of an equal tensor, which an exporter merged with this one.
+        """
+        if piece.part or piece.place:
+            return ()
+        found = moves.origins(self.graph, use.name)
+        name = found[0].tensor if len(found) == 1 else use.name
+        shape = self.checkpoint.tensors[piece.keys[0]].shape
+        stored = self.checkpoint.tensors.get(name)
+        if stored is None or name not in self.graph.tensors or not stored.shape == self.graph.shape(name) == shape:
             return ()
         places = np.arange(math.prod(shape))
-        if use.name != key:
-            found = moves.origins(self.graph, use.name)
-            if len(found) != 1 or found[0].tensor != key or found[0].here.size != places.size:
-                return ()
+        if found:
             places[found[0].here] = found[0].there
         indices = np.arange(places.size).reshape(shape)
         return tuple(x for x in piece.layouts if np.array_equal(x.forward(indices).reshape(-1), places))[:1]

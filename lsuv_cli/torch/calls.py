@@ -73,19 +73,16 @@ def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
 def matched(net: torch.nn.Module, layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping[int, Measured]:
     """Index of a layer -> its call.
 
-    Layers and calls of the same module and weight size are paired in order, if there are as many layers as calls; then
-    those of the same parameter. A module or parameter with several names goes by the first of them, as its calls do.
+    Layers and calls of the same parameter are paired in order, if there are as many layers as calls; the rest by
+    module and weight size. A module or parameter with several names goes by the first of them, as its calls do.
     """
     modules = _first_names((name, id(part)) for name, part in net.named_modules(remove_duplicate=False))
     held = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
     stored = _first_names((name, tensor.data_ptr()) for name, tensor in held)
-    found: dict[int, Measured] = {}
-    for group in (
-        _paired(layers, calls, lambda layer: modules.get(layer.module, layer.module), lambda call: call.module),
-        _paired(layers, calls, lambda layer: stored.get(layer.weight, ""), lambda call: call.parameter),
-    ):
-        found = {**group, **found}
-    return found
+    by_module = _paired(layers, calls, lambda layer: modules.get(layer.module, layer.module), lambda call: call.module)
+    known = [call for call in calls if call.parameter]
+    by_parameter = _paired(layers, known, lambda layer: stored.get(layer.weight, ""), lambda call: call.parameter)
+    return {**by_module, **by_parameter}
 
 
 def _first_names(names: Iterable[tuple[str, int]]) -> dict[str, str]:
