@@ -1,4 +1,4 @@
-"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`.
+"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`; and `doctor` for devices.
 
 The command line is a thin shell over them.
 """
@@ -14,8 +14,10 @@ from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
+from lsuv_cli import examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -23,9 +25,20 @@ from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, JUDGE, LOOK, PreInit, Settings, SettingsDict
 
-__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
+__all__ = [
+    "Data",
+    "Diagnosis",
+    "Initialized",
+    "Model",
+    "Paths",
+    "compare",
+    "doctor",
+    "initialize",
+    "inspect",
+    "measure",
+]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
@@ -231,6 +244,19 @@ def compare(
             job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
+
+
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
 
 
 @contextlib.contextmanager

@@ -318,3 +318,5 @@ LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclud
 """The settings that matter where a model is only looked at."""
 JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
 """The settings that matter where a model is looked at and judged."""
+EXAMINE = ("device", "threads")
+"""The settings that matter where a device is examined."""
