@@ -49,7 +49,8 @@ Array = NDArray[Any]
 VERIFY_BYTES = 256 << 20
 # |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
-SMALLEST_OUTPUT = 1e-30  # so that outputs of zeros can be compared
+# So that outputs of zeros can be compared; a device may take float16 below its smallest normal number for zero.
+SMALLEST_OUTPUT, SMALLEST_OUTPUT_IN_HALF = 1e-30, 2.0**-14
 # Relative difference of outputs, between the file and the working copy: the file runs on the CPU, the working copy on
 # the device, and in half precision each of them rounds in its own way.
 SAME_OUTPUT, SAME_OUTPUT_IN_HALF = 1e-3, 5e-2
@@ -139,7 +140,7 @@ class _Measuring:
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
         self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
-        self.same_output = SAME_OUTPUT_IN_HALF if precision.has_half(look.graph) else SAME_OUTPUT
+        self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
 
@@ -265,7 +266,7 @@ class _Measuring:
             here = self.raw.get(name, array)
             if not (np.isfinite(array).all() and np.isfinite(here).all()):
                 warnings.append(f"the output {name!r} has Inf or NaN on the first samples")
-            elif not (self.random or self.trains or self.retype) and not _same(array, here, self.same_output):
+            elif not (self.random or self.trains or self.retype) and not _same(array, here, self.half):
                 raise ModelError(
                     f"the working copy of the model gives another {name!r} than the file itself; nothing is called ok. "
                     "Please report it, with the model if you can"
@@ -319,9 +320,10 @@ def _makes_shapes(graph: Graph) -> bool:
     return False
 
 
-def _same(one: Array, other: Array, most: float) -> bool:
+def _same(one: Array, other: Array, half: bool) -> bool:
+    most, least = (SAME_OUTPUT_IN_HALF, SMALLEST_OUTPUT_IN_HALF) if half else (SAME_OUTPUT, SMALLEST_OUTPUT)
     if one.shape != other.shape:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        return bool(np.abs(a - b).max() <= most * max(float(np.abs(a).max()), SMALLEST_OUTPUT))
+        return bool(np.abs(a - b).max() <= most * max(float(np.abs(a).max()), least))
