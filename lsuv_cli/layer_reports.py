@@ -35,14 +35,14 @@ class Findings:
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
 
 
-def judge(moments: Moments | None, settings: Settings) -> Status:
+def judge(moments: Moments | None, target: float, tol: float) -> Status:
     """The status of a measured layer: ok if |variance / target - 1| <= tol."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
     if moments.variance == 0.0 or moments.noise:
         return Status.DEAD
-    off = abs(moments.variance / settings.target_variance - 1)
-    return Status.OK if off <= settings.tol and moments.disputed is None else Status.OUTSIDE
+    off = abs(moments.variance / target - 1)
+    return Status.OK if off <= tol and moments.disputed is None else Status.OUTSIDE
 
 
 def of_measurement(
@@ -53,10 +53,14 @@ def of_measurement(
     users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
-        status = judge(findings.verified.get(layer.output), settings) if settings else Status.PLANNED
+        status = Status.PLANNED
+        if settings:
+            status = judge(findings.verified.get(layer.output), layer.target, settings.tol)
         if layer.output not in wanted:
             status = Status.EXCLUDED
         entry = _entry(graph, layer, status, findings)
+        if status not in {Status.PLANNED, Status.EXCLUDED}:
+            entry = replace(entry, target=layer.target)
         entries.append((layer.node, replace(entry, shared=len(users[layer.weight.base]) > 1)))
     return _in_order(entries, every, Status.PLANNED)
 
@@ -87,6 +91,7 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
             variance_given=before.variance if before else None,
             variance_at_turn=turn.variance if turn else None,
             scale=turn.scale if turn else None,
+            target=layer.target if layer.output in wanted else None,
             shared=len(users.get(layer.weight.base, ())) > 1,
             notes=tuple(dict.fromkeys([*notes, *entry.notes])),
         )
@@ -103,16 +108,17 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         return Status.PLANNED if dry_run else Status.PRE_INITIALIZED
     if turn is not None and turn.status is not Status.OK:
         return turn.status
-    status = judge(verified.get(layer.output), settings)
+    status = judge(verified.get(layer.output), layer.target, settings.tol)
     if layer.weight.base in findings.pooled:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}
     else:
         deciding = [verified[x.output] for x in users if x.output in turns and turns[x.output].status is Status.OK]
         tied = {Status.OUTSIDE}
-    if len(users) > 1 and status in tied and deciding and judge(pooled(deciding), settings) is Status.OK:
-        return Status.TIED
-    return status
+    if len(users) < 2 or status not in tied or not deciding:
+        return status
+    together = judge(pooled(deciding), users[0].target, settings.tol)
+    return Status.TIED if together is Status.OK else status
 
 
 def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:

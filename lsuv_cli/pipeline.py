@@ -176,7 +176,7 @@ class Job:
     def look(self, command: str) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs."""
         run = self._open()
-        graph, every = run.look.graph, run.look.layers
+        graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"

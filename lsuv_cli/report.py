@@ -51,6 +51,7 @@ class LayerReport:
     variance_given: float | None = None  # in the model as given, if asked for
     variance_at_turn: float | None = None  # with the pre-initialized weight and all layers before it scaled
     scale: float | None = None
+    target: float | None = None  # the variance that the output is to have
     variance: float | None = None  # in the written file
     variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None

@@ -20,11 +20,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
+from lsuv_cli import target_variances
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.target_variances import TargetVariances
 
 MOST_THREADS = max(256, os.cpu_count() or 1)  # each thread takes a stack and time to start
 MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
 MOST_DIGITS = 18  # digits of a number of samples
+
+ONE = TargetVariances()
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -76,7 +80,7 @@ class SettingsDict(TypedDict, total=False):
     bias: Bias | BiasName
     tol: float
     max_trials: int
-    target_variance: float
+    target_variance: float | str | Sequence[float | str] | Mapping[str, float] | TargetVariances
     seed: int
     include: str | Sequence[str]
     exclude: str | Sequence[str]
@@ -109,6 +113,7 @@ class About:
     above: float | None = None
     least: float | None = None
     most: float = math.inf
+    repeatable: bool = False  # the command takes it several times, and `read` all of them as a list
     text_too: bool = False  # `read` also parses text (8G, all, 0.5,0.5), so the command passes it unparsed
 
     def value(self, name: str, given: object) -> object:
@@ -117,8 +122,14 @@ class About:
             value = self.read(given)
         except Unfit as problem:
             raise LsuvError(f"`{name}` {given!r} is not {problem}") from None
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return value
+        if isinstance(value, TargetVariances):
+            for number in value.values:
+                self._check_limits(name, number)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_limits(name, value)
+        return value
+
+    def _check_limits(self, name: str, value: float) -> None:
         below = (self.above is not None and not value > self.above) or (self.least is not None and value < self.least)
         if below or not value <= self.most or not math.isfinite(value):
             lower = f"above {self.above}" if self.above is not None else f"at least {self.least}"
@@ -126,7 +137,6 @@ class About:
                 f" and at most {self.most}" if self.most < math.inf else "" if math.isfinite(value) else " and finite"
             )
             raise LsuvError(f"`{name}` is {value}; it must be {lower}{upper}")
-        return value
 
 
 def _flag(given: object) -> bool:
@@ -196,6 +206,13 @@ def _batch_size(given: object) -> int | Literal["all"] | None:
     return int(given)
 
 
+def _targets(given: object) -> TargetVariances:
+    try:
+        return target_variances.read(given)
+    except ValueError:
+        raise Unfit(target_variances.FORMS) from None
+
+
 def _bytes(given: object) -> int:
     """A number of bytes, or a text such as 8G."""
     if not isinstance(given, str):
@@ -231,11 +248,23 @@ class Settings:
         int, About(_whole, METHOD, "N", "Trials at most; nearly always one is enough.", above=0, most=1000)
     ] = 10
     target_variance: Annotated[
-        float, About(_number, METHOD, "X", "The variance every layer's output is to have.", above=0)
-    ] = 1.0
+        TargetVariances,
+        About(
+            _targets,
+            METHOD,
+            "[GLOB=]X",
+            "The variance of every layer's output, 1 if not given; GLOB=X for layers whose name matches.",
+            above=0,
+            repeatable=True,
+        ),
+    ] = ONE
     seed: Annotated[int, About(_whole, METHOD, "N", "Seed of the random numbers.", least=0)] = 0
-    include: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.")] = ()
-    exclude: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Leave out layers whose name matches.")] = ()
+    include: Annotated[
+        tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.", repeatable=True)
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...], About(_patterns, WHICH, "GLOB", "Leave out layers whose name matches.", repeatable=True)
+    ] = ()
     tied: Annotated[
         Tied,
         About(
@@ -306,7 +335,8 @@ class Settings:
         return cast(SettingsDict, {name: getattr(self, name) for name in ABOUT})
 
     def to_json(self) -> dict[str, Any]:
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        return {**plain, "target_variance": self.target_variance.to_json()}
 
 
 ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints(Settings, include_extras=True).items()}

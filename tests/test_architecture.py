@@ -19,6 +19,7 @@ BESIDE |= dict.fromkeys(
     [
         "errors",
         "settings",
+        "target_variances",
         "report",
         "version",
         "memory",

@@ -173,7 +173,7 @@ def _settings(annotation: Any) -> Iterator[inspect.Parameter]:
         names, text = [flag(name)], about.help
         if hint is bool and default:
             names = [f"{flag(name)}/{flag(name, on=False)}"]
-        elif hint == tuple[str, ...]:
+        elif about.repeatable:
             hint, default, text = list[str] | None, None, f"{text.removesuffix('.')}; repeatable."
         elif about.text_too:
             hint, default = str | None, None

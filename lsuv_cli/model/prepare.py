@@ -84,6 +84,7 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
     editor.apply([*owned.edits, *bias_edits, *norm_edits], given.graph, draft)
 
     edited = look(draft, branches)
+    edited = replace(edited, layers=layers.with_targets(edited.layers, settings.target_variance))
     remaining = layers.choose(edited.layers, settings.include, settings.exclude)
     remaining = _with_kept_biases(layers.leave(remaining, owned.left_alone), kept)
     every = _with_kept_biases(edited.layers, kept)

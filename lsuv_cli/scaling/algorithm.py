@@ -153,7 +153,7 @@ class _Trial:
         base = users[0].weight.base
         if base in self.state.feedback:
             return self.state.feedback[base] / running.factor, Status.OK
-        return solve(y, self.settings.target_variance)
+        return solve(y, users[0].target)
 
     def _pending_factor(self, layer: Layer) -> float:
         """The product of the scales that were pending on a layer's input when it was measured."""

@@ -76,7 +76,7 @@ class Trials:
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
             live = self.live(users, verified)
             if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
-                self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
+                self.feedback[base] = math.sqrt(users[0].target / pooled(live).variance)
         return bool(noise) or set(self.feedback) != first
 
     def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
@@ -86,11 +86,14 @@ class Trials:
     def worst(self, verified: Mapping[str, Moments]) -> float:
         """The largest |Var / target - 1| among the layers that can be scaled."""
         deciding = [
-            self.live(users, verified)
-            if base in self.feedback
-            else [verified[x.output] for x in users if x.output in self.turns]
+            (
+                users[0].target,
+                self.live(users, verified)
+                if base in self.feedback
+                else [verified[x.output] for x in users if x.output in self.turns],
+            )
             for base, users in by_tensor(self.layers).items()
             if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
         ]
-        deviations = [abs(pooled(found).variance / self.settings.target_variance - 1) for found in deciding if found]
+        deviations = [abs(pooled(found).variance / target - 1) for target, found in deciding if found]
         return max(deviations, default=0.0)

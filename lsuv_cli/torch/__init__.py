@@ -81,7 +81,7 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
     if call is None or (not call.bias and "bias kept" in layer.notes):
         return replace(layer, notes=(*layer.notes, "not measured in PyTorch"))
     found = replace(layer, variance_home=call.variance)
-    wanted = layer.variance if layer.status is Status.TIED else settings.target_variance
+    wanted = layer.variance if layer.status is Status.TIED else layer.target or 1.0
     judged = layer.status in {Status.OK, Status.TIED}
     if judged and not abs(call.variance / wanted - 1) <= settings.tol:
         note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
