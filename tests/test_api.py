@@ -18,6 +18,7 @@ import lsuv_cli
 from helpers import layer_outputs, model, normal, tensor, values
 from lsuv_cli import Bias, LsuvError, PreInit, Settings, SettingsDict, Tied, compare, initialize, measure
 from lsuv_cli import settings as settings_module
+from lsuv_cli.api import InitializeKeywords, Keywords
 from lsuv_cli.cli.wording import ARGUMENTS, as_typed
 from shell import lsuv
 
@@ -107,6 +108,8 @@ initialize("m", 3)  # wrong
 initialize("m", x, batch_size="some")  # wrong
 initialize("m", x, exclude=3)  # wrong
 initialize("m", x, verbose=True)  # wrong
+initialize("m", x, force="yes")  # wrong
+measure("m", x, force=True)  # wrong
 measure("m", x, tol="0.1")  # wrong
 measure("m")  # wrong
 inspect("m", x, threads=1.5)  # wrong
@@ -130,13 +133,21 @@ def test_an_unknown_keyword_is_a_type_error():
             function(two_layers(), X, tolerance=0.1)
 
 
+def test_a_keyword_of_initialize_alone_is_unknown_elsewhere():
+    for function in set(FUNCTIONS) - {lsuv_cli.initialize}:
+        with pytest.raises(TypeError, match="unknown settings force"):
+            function(two_layers(), X, force=True)
+
+
 # Documentation
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_parameter_is_documented(function):
     documented = re.findall(r"^        (\w+): \S", inspect.getdoc(function).replace("\n    ", "\n        "), flags=re.M)
-    own = [name for name in inspect.signature(function).parameters if name != "settings"]
+    kind = InitializeKeywords if function is lsuv_cli.initialize else Keywords
+    shared = [name for name in ("force", "listen", "drawn") if name in get_type_hints(kind)]
+    own = [name for name in inspect.signature(function).parameters if name != "keywords"] + shared
     assert documented[: len(own)] == own
     assert set(documented[len(own) :]) <= set(get_type_hints(Settings))
     assert {"batch_size", "device", "seed"} <= set(documented)
@@ -318,9 +329,10 @@ def test_arguments_become_options():
 
 def test_every_option_that_a_message_can_name_exists():
     known = set(re.findall(r"--[a-z][\w-]*", "".join(lsuv(name, "--help").out for name in ("init", "compare"))))
+    keywords = get_type_hints(InitializeKeywords).keys()
     for name in ARGUMENTS:
         assert as_typed(f"`{name}`") in known
-        assert any(name in inspect.signature(f).parameters or name in get_type_hints(Settings) for f in FUNCTIONS)
+        assert name in keywords or any(name in inspect.signature(f).parameters for f in FUNCTIONS)
 
 
 def texts(path: Path) -> list[str]:
