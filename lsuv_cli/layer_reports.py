@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import LayerReport, Status
+from lsuv_cli.report import ChannelsReport, LayerReport, Status
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.trials import Turn
@@ -35,13 +36,13 @@ class Findings:
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
 
 
-def judge(moments: Moments | None, target: float, tol: float) -> Status:
-    """The status of a measured layer: ok if |variance / target - 1| <= tol."""
+def judge(moments: Moments | None, turn: Turn, tol: float) -> Status:
+    """The status of a measured layer: ok if |variance / target - 1| <= tol, for each channel if these were scaled."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
     if moments.variance == 0.0 or moments.noise:
         return Status.DEAD
-    off = abs(moments.variance / target - 1)
+    off = turn.deviation(moments)
     return Status.OK if off <= tol and moments.disputed is None else Status.OUTSIDE
 
 
@@ -55,7 +56,7 @@ def of_measurement(
     for layer in every.layers:
         status = Status.PLANNED
         if settings:
-            status = judge(findings.verified.get(layer.output), layer.target, settings.tol)
+            status = judge(findings.verified.get(layer.output), Turn(None, target=layer.target), settings.tol)
         if layer.output not in wanted:
             status = Status.EXCLUDED
         entry = _entry(graph, layer, status, findings)
@@ -85,6 +86,10 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("scaled at the first use of its weight")
             if layer.keeps_bias:
                 notes.append("bias kept")
+            if turn is not None and turn.centred:
+                notes.append("bias centred")
+            if turn is not None and turn.dead is not None and turn.dead.any():
+                notes.append(f"{turn.dead.sum()} of {len(turn.dead)} channels are dead: constant, and not scaled")
         entry = _entry(prepared.graph, layer, status, findings)
         entry = replace(
             entry,
@@ -92,6 +97,7 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
             variance_at_turn=turn.variance if turn else None,
             scale=turn.scale if turn else None,
             target=layer.target if layer.output in wanted else None,
+            channels=_channels(turn, findings.verified.get(layer.output)),
             shared=len(users.get(layer.weight.base, ())) > 1,
             notes=tuple(dict.fromkeys([*notes, *entry.notes])),
         )
@@ -108,7 +114,7 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         return Status.PLANNED if dry_run else Status.PRE_INITIALIZED
     if turn is not None and turn.status is not Status.OK:
         return turn.status
-    status = judge(verified.get(layer.output), layer.target, settings.tol)
+    status = judge(verified.get(layer.output), turn or Turn(None, target=layer.target), settings.tol)
     if layer.weight.base in findings.pooled:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}
@@ -117,7 +123,8 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         tied = {Status.OUTSIDE}
     if len(users) < 2 or status not in tied or not deciding:
         return status
-    together = judge(pooled(deciding), users[0].target, settings.tol)
+    first = next((turns[x.output] for x in users if x.output in turns), Turn(None, target=layer.target))
+    together = judge(pooled(deciding), first, settings.tol)
     return Status.TIED if together is Status.OK else status
 
 
@@ -158,6 +165,24 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         dead=moments.dead if moments else None,
         weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
         notes=tuple(notes),
+    )
+
+
+def _channels(turn: Turn | None, moments: Moments | None) -> ChannelsReport | None:
+    """A layer's channels, where they were measured one by one."""
+    if turn is None or moments is None or moments.channels is None:
+        return None
+    mean, variance = moments.channels.mean, moments.channels.variance
+    live = np.ones(len(mean), bool) if turn.dead is None else ~turn.dead
+    scales = turn.scale * turn.ratios[live] if turn.ratios is not None else None
+    return ChannelsReport(
+        count=len(mean),
+        dead=int((~live).sum()),
+        largest_mean=float(np.abs(mean).max()),
+        least_variance=float(variance[live].min()),
+        most_variance=float(variance[live].max()),
+        least_scale=None if scales is None else float(scales.min()),
+        most_scale=None if scales is None else float(scales.max()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.verification import ModelMoments
-from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.settings import Bias, PreInit, Scale, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
@@ -97,6 +97,9 @@ class Job:
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
+        if not settings.rescale and (settings.bias is Bias.CENTER or settings.scale is Scale.CHANNEL):
+            chosen = "bias='center'" if settings.bias is Bias.CENTER else "scale='channel'"
+            raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
@@ -253,6 +256,7 @@ class Job:
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
         measured = ModelMoments({})
+        by_channel = {x.output for x in prepared.layers.layers if x.by_channel or x.is_centred}
 
         def verify() -> Mapping[str, Moments]:
             nonlocal measured
@@ -261,7 +265,7 @@ class Job:
             written = draft.finish(self._metadata(run.data))
             self._took("writing", begun)
             if run.data is not None:
-                measured = self._measured("verifying", written, prepare.look(written, run.branches), run)
+                measured = self._measured("verifying", written, prepare.look(written, run.branches), run, by_channel)
             self.begun_phase = time.perf_counter()
             return measured.moments
 
@@ -282,12 +286,14 @@ class Job:
         self.warnings += measured.warnings
         return findings, scaled.trials if scaled else 0
 
-    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
+    def _measured(
+        self, phase: str, file: ModelFile, look: Look, run: _Run, by_channel: Collection[str] = ()
+    ) -> ModelMoments:
         """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
-        measured = verification.measure(file, look, needs, units=phase == "inspecting")
+        measured = verification.measure(file, look, needs, units=phase == "inspecting", channels=by_channel)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
 
@@ -301,6 +307,7 @@ class Job:
             "seed": settings.seed,
             "pre_init": settings.pre_init,
             "bias": settings.bias,
+            **({"scale": settings.scale} if settings.scale is not Scale.LAYER else {}),
             "target_variance": settings.target_variance if settings.rescale else "none",
             "tolerance": settings.tol,
             "samples": data.samples if data else 0,

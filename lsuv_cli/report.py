@@ -34,6 +34,19 @@ LEFT_ALONE = frozenset({Status.SKIPPED, Status.EXCLUDED})
 
 
 @dataclass(frozen=True)
+class ChannelsReport:
+    """The channels of a layer's output in the written file, where they were centred or scaled one by one."""
+
+    count: int
+    dead: int  # constant, and so not scaled
+    largest_mean: float  # of the absolute values
+    least_variance: float  # of live channels
+    most_variance: float
+    least_scale: float | None = None  # None where the layer has one scale
+    most_scale: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerReport:
     """One layer, or one node that looks like a layer and was left alone."""
 
@@ -57,6 +70,7 @@ class LayerReport:
     mean: float | None = None
     dead: float | None = None  # fraction of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
+    channels: ChannelsReport | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -50,6 +50,14 @@ class Bias(StrEnum):
 
     ZERO = "zero"
     KEEP = "keep"
+    CENTER = "center"
+
+
+class Scale(StrEnum):
+    """How many scales a layer has."""
+
+    LAYER = "layer"
+    CHANNEL = "channel"
 
 
 class Tied(StrEnum):
@@ -61,7 +69,8 @@ class Tied(StrEnum):
 
 
 PreInitName = Literal["orthonormal", "gaussian", "xavier", "msra", "orthonormal-msra", "keep"]
-BiasName = Literal["zero", "keep"]
+BiasName = Literal["zero", "keep", "center"]
+ScaleName = Literal["layer", "channel"]
 TiedName = Literal["share", "untie", "skip"]
 
 # The groups of settings, in the order in which help shows them.
@@ -78,6 +87,7 @@ class SettingsDict(TypedDict, total=False):
     pre_init: PreInit | PreInitName
     rescale: bool
     bias: Bias | BiasName
+    scale: Scale | ScaleName
     tol: float
     max_trials: int
     target_variance: float | str | Sequence[float | str] | Mapping[str, float] | TargetVariances
@@ -240,7 +250,21 @@ class Settings:
         PreInit, About(_one_of(PreInit), METHOD, "KIND", f"The weights before scaling: {', '.join(PreInit)}.")
     ] = PreInit.ORTHONORMAL
     rescale: Annotated[bool, About(_flag, METHOD, "", "Scale each layer on the data, or stop before that.")] = True
-    bias: Annotated[Bias, About(_one_of(Bias), METHOD, "zero|keep", "Set biases to zero, or keep them.")] = Bias.ZERO
+    bias: Annotated[
+        Bias,
+        About(
+            _one_of(Bias),
+            METHOD,
+            "zero|keep|center",
+            "Set biases to zero, keep them, or let them take away the mean of each channel.",
+        ),
+    ] = Bias.ZERO
+    scale: Annotated[
+        Scale,
+        About(
+            _one_of(Scale), METHOD, "layer|channel", "One scale for a layer, or one for each of its output channels."
+        ),
+    ] = Scale.LAYER
     tol: Annotated[
         float, About(_number, METHOD, "X", "Relative tolerance: |variance / target - 1|.", above=0, most=1)
     ] = 0.01

@@ -42,6 +42,7 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
         _numbers("scale", layers, lambda layer: layer.scale),
         Column("variance", [_variance(layer.variance, _target(layer)) for layer in layers]),
         *_targets(layers),
+        Column("channels", [_channels(layer) for layer in layers]),
         _numbers("std w", layers, lambda layer: layer.weight_std),
     ]
     if verbose or any(layer.status is Status.PLANNED for layer in layers):
@@ -217,6 +218,15 @@ def _numbers(title: str, layers: Layers, value: Callable[[LayerReport], float | 
 
 def _stages(layers: Layers) -> Column:
     return Column("stage", ["" if layer.stage is None else str(layer.stage + 1) for layer in layers])
+
+
+def _channels(layer: LayerReport) -> str:
+    """The least and the largest variance of a live channel, where channels were scaled one by one."""
+    found = layer.channels
+    if found is None or found.least_scale is None:
+        return ""
+    ends = dict.fromkeys([_number(found.least_variance), _number(found.most_variance)])
+    return "..".join(ends)
 
 
 def _bars(layers: Layers) -> Column:

@@ -60,6 +60,7 @@ class LayerBias:
     shape: tuple[int, ...] | None = None  # in which the bias can be added to the output
     constant: bool = True
     kept: bool = False  # not zeroed: the layer becomes y = s·W·x + bias
+    centred: bool = False  # -s times the mean of each channel of W·x, once that is measured
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Layer:
     notes: tuple[str, ...] = ()
     module: str = ""  # path of the PyTorch module, if the file tells
     target: float = 1.0  # the variance that its output is to have
+    by_channel: bool = False  # each channel of its output has a scale of its own
     norm_factor: float | None = None  # c, where its only reader is a BatchNormalization that reduces to y = c·x
 
     @property
@@ -87,6 +89,15 @@ class Layer:
     @property
     def keeps_bias(self) -> bool:
         return self.bias is not None and self.bias.kept
+
+    @property
+    def is_centred(self) -> bool:
+        return self.bias is not None and self.bias.centred
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nodes behind the layer need its true output: s·y with one s pending says not enough."""
+        return self.keeps_bias or self.is_centred or self.by_channel or not self.is_linear
 
     @property
     def is_linear(self) -> bool:

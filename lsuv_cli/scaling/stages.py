@@ -10,8 +10,9 @@ nodes, and through the next layer, whose measured output it merely multiplies. S
    its output stays on their level.
 4. Any other node (Tanh, Softmax, an Add of differently scaled branches) needs true values, so inputs with pending
    scales are multiplied at the start of the next stage: the node's output is on the next level. The same holds for a
-   layer whose bias is kept, whose weight is shared or which has an activation inside that does not commute with a
-   scale, and where a chain gets too long: too many layers, or constants that multiply it out of float32's range.
+   layer whose bias is kept or centred, whose channels are scaled one by one, whose weight is shared or which has an
+   activation inside that does not commute with a scale, and where a chain gets too long: too many layers, or constants
+   that multiply it out of float32's range.
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
    with s·y + b on its inputs. Nodes that no layer needs are never run.
 
@@ -160,7 +161,7 @@ class _Levels:
         self._shared = {base for base, users in by_tensor(layers).items() if len(users) > 1}
         deciding = {layer.node for layer in first}
         self._later = {layer.node: layer.weight.base for layer in layers if layer.node not in deciding}
-        self._fixed = {x.output for x in first if x.keeps_bias or not x.is_linear}
+        self._fixed = {x.output for x in first if x.is_fixed}
         self._settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
         self._load: dict[int, int] = {}  # bytes of weights on each level
 

@@ -12,28 +12,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import stages
-from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.moments import Floats, Moments, pooled
+from lsuv_cli.scaling.solve import Solution
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.settings import PreInit, Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """A layer's measured variance, its scale and its status after one trial, or after several (`then`)."""
 
     variance: float | None  # of its output, with the pre-initialized weight
     scale: float = 1.0
     status: Status = Status.OK
+    target: float = 1.0
+    ratios: Floats | None = None  # r_c, where channel c has the scale scale·r_c
+    dead: NDArray[np.bool_] | None = None  # the channels that are constant, where channels are scaled one by one
+    centred: bool = False
+
+    @classmethod
+    def of(cls, layer: Layer, variance: float, solution: Solution, factor: float) -> Turn:
+        """One trial's turn; `factor`: what the pre-initialized weight ran with."""
+        done = solution.status is Status.OK
+        scale, centred = solution.scale * factor, layer.is_centred and done
+        return cls(variance, scale, solution.status, layer.target, solution.ratios, solution.dead, centred)
 
     def then(self, later: Turn) -> Turn:
         """Two trials as one: the variance before the first, the scale of both."""
-        return Turn(self.variance, self.scale * later.scale, later.status)
+        known = [ratios for ratios in (self.ratios, later.ratios) if ratios is not None]
+        ratios = np.prod(known, axis=0) if known else None
+        return replace(later, variance=self.variance, scale=self.scale * later.scale, ratios=ratios)
+
+    def deviation(self, found: Moments) -> float:
+        """|Var / target - 1|, of the worst live channel where channels are scaled one by one.
+
+        Of a centred layer also |E[y_c]| / sqrt(target), of the worst channel.
+        """
+        c = found.channels
+        off = abs(found.variance / self.target - 1)
+        if c is None:
+            return off
+        live = np.ones(len(c.mean), bool) if self.dead is None else ~self.dead
+        if self.ratios is not None:
+            off = float(np.max(np.abs(c.variance[live] / self.target - 1)))
+        if self.centred:
+            off = max(off, float(np.max(np.abs(c.mean[live]))) / math.sqrt(self.target))
+        return off
 
 
 class Trials:
@@ -42,7 +75,7 @@ class Trials:
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, float] = {}  # layer output that is rounding noise -> the scale to undo
+        self.dead: dict[str, Turn] = {}  # layer output that is rounding noise -> the turn to undo
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -67,8 +100,8 @@ class Trials:
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
         """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
-        scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
-        noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
+        scaled = {k: turn for k, turn in self.turns.items() if turn.status is Status.OK}
+        noise = {k: turn for k, turn in scaled.items() if verified[k].noise and k not in self.dead}
         self.dead |= noise
         self.anew = bool(noise)
         first = set(self.feedback)
@@ -85,15 +118,12 @@ class Trials:
 
     def worst(self, verified: Mapping[str, Moments]) -> float:
         """The largest |Var / target - 1| among the layers that can be scaled."""
-        deciding = [
-            (
-                users[0].target,
-                self.live(users, verified)
-                if base in self.feedback
-                else [verified[x.output] for x in users if x.output in self.turns],
-            )
-            for base, users in by_tensor(self.layers).items()
-            if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
-        ]
-        deviations = [abs(pooled(found).variance / target - 1) for target, found in deciding if found]
-        return max(deviations, default=0.0)
+        worst = 0.0
+        for base, users in by_tensor(self.layers).items():
+            turns = [self.turns[x.output] for x in users if x.output in self.turns]
+            found = [verified[x.output] for x in users if x.output in self.turns]
+            if base in self.feedback:
+                found = self.live(users, verified)
+            if found and all(turn.status is Status.OK for turn in turns):
+                worst = max(worst, turns[0].deviation(pooled(found)))
+        return worst

@@ -16,7 +16,7 @@ calibration (model_builder.py, runner.py), not the measurement.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from onnx import TypeProto, helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.flatten import STANDARD_DOMAINS
@@ -70,19 +71,21 @@ class ModelMoments:
     warnings: tuple[str, ...] = ()
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> ModelMoments:
-    """Measure every layer of a model as it stands."""
+def measure(
+    file: ModelFile, look: Look, needs: Pass, *, units: bool = False, channels: Collection[str] = ()
+) -> ModelMoments:
+    """Measure every layer of a model as it stands; some, by their outputs, channel by channel too."""
     try:
-        return _measure(file, look, needs, units)
+        return _measure(file, look, needs, units, channels)
     except ModelError:
         # A model may work with one batch size only, undeclared: then use the whole first batch as the few samples.
         whole = needs.batches[0]
         if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
             raise
-        return _measure(file, look, replace(needs, few=whole), units)
+        return _measure(file, look, replace(needs, few=whole), units, channels)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMoments:
+def _measure(file: ModelFile, look: Look, needs: Pass, units: bool, channels: Collection[str]) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -90,7 +93,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
     own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.kind == "cpu" else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
-            measured = _Measuring(look, needs, retype, units).run(outputs)
+            measured = _Measuring(look, needs, retype, units, channels).run(outputs)
             return replace(measured, warnings=(*warnings, *measured.warnings))
         except Unsupported as why:
             problem = why
@@ -122,7 +125,8 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
 class _Measuring:
     """One pass over the data, piece by piece."""
 
-    def __init__(self, look: Look, needs: Pass, retype: Retype, units: bool) -> None:
+    def __init__(self, look: Look, needs: Pass, retype: Retype, units: bool, channels: Collection[str]) -> None:
+        self.channels = channels
         self.graph, self.layers, self.needs, self.retype, self.units = (
             look.graph,
             look.layers.layers,
@@ -254,7 +258,11 @@ class _Measuring:
             sounding=sounding,
             divisor=divisor,
             accuracy=self.needs.accuracy,
-            equal_groups=layer.op in CONVOLUTIONS and 0 not in sounding.shape and self._equal_planes(sounding.shape),
+            channels=channels_of(layer) if layer.output in self.channels else None,
+            equal_groups=layer.output not in self.channels
+            and layer.op in CONVOLUTIONS
+            and 0 not in sounding.shape
+            and self._equal_planes(sounding.shape),
             units=units,
         )
 
