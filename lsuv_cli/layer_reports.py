@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import ChannelsReport, LayerReport, Status
+from lsuv_cli.report import ChannelsReport, LayerReport, Status, SumReport
 from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.trials import Turn
 from lsuv_cli.scaling.weights import mean_and_square
@@ -96,7 +97,7 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
             variance_given=before.variance if before else None,
             variance_at_turn=turn.variance if turn else None,
             scale=turn.scale if turn else None,
-            target=layer.target if layer.output in wanted else None,
+            target=(turn or layer).target if layer.output in wanted else None,
             channels=_channels(turn, findings.verified.get(layer.output)),
             shared=len(users.get(layer.weight.base, ())) > 1,
             notes=tuple(dict.fromkeys([*notes, *entry.notes])),
@@ -104,6 +105,17 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
         entries.append((layer.node, entry))
     recurrent = Status.PRE_INITIALIZED if settings.recurrent else Status.SKIPPED
     return _in_order(entries, replace(prepared.layers, layers=prepared.every.layers), recurrent)
+
+
+def of_sums(sums: Sequence[Sum], every: LayerSet, verified: Mapping[str, Moments]) -> tuple[SumReport, ...]:
+    """The entries of residual sums, with their moments where these were measured."""
+    names = {layer.output: layer.name for layer in every.layers}
+    entries = []
+    for each in sums:
+        found = verified.get(each.output)
+        entry = SumReport(each.name, each.number, each.k, each.n, names.get(each.layer, ""))
+        entries.append(replace(entry, variance=found.variance, mean=found.mean) if found else entry)
+    return tuple(entries)
 
 
 def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:

@@ -75,6 +75,19 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class SumReport:
+    """A sum of a residual stream and a branch, the k-th of N of its stream."""
+
+    name: str
+    stream: int  # its number, from 1
+    branch: int  # k
+    branches: int  # N
+    layer: str = ""  # the last layer of the branch, if there is one
+    variance: float | None = None  # of the sum, in the written file or in the model that was looked at
+    mean: float | None = None
+
+
+@dataclass(frozen=True)
 class NotCarried:
     """A tensor of the model whose new values are not in the weights file."""
 
@@ -108,6 +121,7 @@ class Report:
     stages: int = 0
     trials: int = 0
     memory: dict[str, int | None] = field(default_factory=dict)  # bytes expected; null where not known
+    sums: tuple[SumReport, ...] = ()
     carried: Carried | None = None  # where the tensors go to a weights file
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)

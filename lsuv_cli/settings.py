@@ -60,6 +60,13 @@ class Scale(StrEnum):
     CHANNEL = "channel"
 
 
+class Residual(StrEnum):
+    """What becomes of the variance of a residual stream."""
+
+    KEEP = "keep"
+    BOUNDED = "bounded"
+
+
 class Tied(StrEnum):
     """What to do with a weight that several layers share."""
 
@@ -71,6 +78,7 @@ class Tied(StrEnum):
 PreInitName = Literal["orthonormal", "gaussian", "xavier", "msra", "orthonormal-msra", "keep"]
 BiasName = Literal["zero", "keep", "center"]
 ScaleName = Literal["layer", "channel"]
+ResidualName = Literal["keep", "bounded"]
 TiedName = Literal["share", "untie", "skip"]
 
 # The groups of settings, in the order in which help shows them.
@@ -91,6 +99,7 @@ class SettingsDict(TypedDict, total=False):
     tol: float
     max_trials: int
     target_variance: float | str | Sequence[float | str] | Mapping[str, float] | TargetVariances
+    residual: Residual | ResidualName
     seed: int
     include: str | Sequence[str]
     exclude: str | Sequence[str]
@@ -282,6 +291,15 @@ class Settings:
             repeatable=True,
         ),
     ] = ONE
+    residual: Annotated[
+        Residual,
+        About(
+            _one_of(Residual),
+            METHOD,
+            "keep|bounded",
+            "Residual sums: every branch at its target, or the stream's variance bounded by smaller targets.",
+        ),
+    ] = Residual.KEEP
     seed: Annotated[int, About(_whole, METHOD, "N", "Seed of the random numbers.", least=0)] = 0
     include: Annotated[
         tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.", repeatable=True)
@@ -368,5 +386,7 @@ ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints
 
 LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclude"} or about.group in {DATA, RUN})
 """The settings that matter where a model is only looked at."""
+COMPARE = tuple(name for name in ABOUT if name in {"target_variance", *LOOK})
+"""The settings that `lsuv compare` has options for."""
 JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
 """The settings that matter where a model is looked at and judged."""

@@ -45,7 +45,8 @@ def test_dir_shows_the_public_names_and_each_is_there():
 
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
-    wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Tied", "__version__"}
+    wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
+    wanted |= {"__version__"}
     assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
 
 

@@ -195,7 +195,7 @@ def compare(
     model: o.Model,
     data: o.Sources = None,
     inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
-    settings: o.LookSettings,
+    settings: o.CompareSettings,
     plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:

@@ -51,6 +51,7 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
         columns.append(_bars(layers))
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
+    _show_sums({"variance": report}, console)
     console.print(summary(report))
     if report.carried is not None:
         left = report.carried.left
@@ -79,6 +80,7 @@ def show_layers(report: Report, console: Console) -> None:
     if any(layer.shared for layer in layers):
         console.print("  * shared by several layers", style="dim")
     _explain(report, console, verbose=False)
+    _show_sums({"variance": report}, console)
     console.print(summary(report))
 
 
@@ -114,7 +116,25 @@ def show_comparison(reports: Mapping[str, Report], console: Console) -> None:
     ]
     _print(first.layers, [*_head(first.layers), *variances], console)
     _explain(first, console, verbose=False)
+    _show_sums(reports, console)
     console.print(f"\n{_facts(first)}")
+
+
+def _show_sums(reports: Mapping[str, Report], console: Console) -> None:
+    """The variance of each residual sum, a column for each report."""
+    sums = next(iter(reports.values())).sums
+    if not any(entry.variance is not None for report in reports.values() for entry in report.sums):
+        return
+    console.print("\nvariance of the residual stream at each sum", style="bold")
+    columns = [
+        Column("stream", [str(entry.stream) for entry in sums]),
+        Column("branch", [f"{entry.branch}/{entry.branches}" for entry in sums]),
+        Column("last layer", [entry.layer for entry in sums], left=True, rank=1),
+        *(Column(title, [_number(entry.variance) for entry in report.sums]) for title, report in reports.items()),
+    ]
+    for line in tables.lines([entry.name for entry in sums], columns, console.width, title="sum"):
+        console.print(line, soft_wrap=True)
+    console.print("")
 
 
 def as_csv(report: Report) -> str:

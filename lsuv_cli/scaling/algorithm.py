@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lsuv_cli.model import channels
 from lsuv_cli.model.draft import Draft
@@ -26,6 +26,7 @@ from lsuv_cli.report import Status
 from lsuv_cli.scaling import precision
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.precision import Retype
+from lsuv_cli.scaling.residuals import Streams
 from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
 from lsuv_cli.scaling.runtime import Session, Unsupported
@@ -92,6 +93,7 @@ class _Trial:
         self.writer = Writer(draft, self.graph, self.pre_init is PreInit.KEEP)
         # Layer output -> s, or s for each channel: readers should see s times the output that was run.
         self.scales: dict[str, float | Array] = {}
+        self.streams = Streams()
         self.turns: dict[str, Turn] = {}
 
     def run(self) -> dict[str, Turn]:
@@ -120,7 +122,8 @@ class _Trial:
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
             found = self.runner.run(index, Session(model, self.runner.needs.device))
-            measured = dict(zip([x.output for x in stage.layers], found, strict=True))
+            sums = [self.plan.sums[x.output].output for x in stage.layers if x.output in self.plan.sums]
+            measured = dict(zip([*(x.output for x in stage.layers), *sums], found, strict=True))
             doubtful = {output for output, moments in measured.items() if not moments.trusted} - exact
             if not doubtful:
                 return measured
@@ -129,6 +132,8 @@ class _Trial:
     def _scale(self, users: Sequence[Layer], running: RunningWeight, measured: Mapping[str, Moments]) -> None:
         """W_L = s·W_L for the layers that share one weight, with s from the pooled moments of their outputs."""
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
+        target = self._target(users[0], outputs[0], measured)
+        users = [replace(layer, target=target) for layer in users]
         solution = self._solve(users, running, pooled(outputs))
         undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), None)
         written = self.writer.write(users, running, solution, outputs, undone)
@@ -137,6 +142,16 @@ class _Trial:
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
             self.turns[layer.output] = Turn.of(layer, variance, written.solution, running.factor)
+
+    def _target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments]) -> float:
+        """A layer's target: its own, or the one that bounds the residual stream it adds to."""
+        if layer.output not in self.plan.sums:
+            return layer.target
+        place, joint = self.plan.sums[layer.output], layer.output in self.plan.joint
+        found = measured[place.output]
+        if joint:
+            found = found.times(self._pending_factor(layer) * (layer.norm_factor or 1.0))
+        return self.streams.target(place, layer.target, y, found, joint)
 
     def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> Solution:
         """The scale of a weight: from the moments of its layers' outputs, unless the last verification decided it."""

@@ -103,7 +103,8 @@ class Moments:
         """The moments of factor·y."""
         if factor == 1.0:
             return self
-        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2)
+        product = self.covariance * factor
+        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2, covariance=product)
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:

@@ -75,7 +75,8 @@ def solve_channels(y: Moments, target: float, lengths: Floats, unscaled: float) 
     scales = np.full(len(dead), unscaled)
     columns = (c.mean, c.variance, c.bias_variance, c.covariance)
     for k in np.flatnonzero(~dead):
-        scales[k], status = solve(Moments(*(float(column[k]) for column in columns)), target)
+        mean, variance, bias_variance, covariance = (float(column[k]) for column in columns)
+        scales[k], status = solve(Moments(mean, variance, bias_variance, covariance), target)
         if status is not Status.OK:
             return Solution(status=status)
     size = math.sqrt(float(np.mean(scales[~dead] ** 2)))

@@ -66,7 +66,8 @@ class Assembler:
         for step in stage.steps:
             work.run(step)
         probes = [work.measured(layer, layer.output in exact) for layer in stage.layers]
-        return work.finish(stage.outputs, work.with_nodes(probes, stage.layers))
+        probes = work.with_nodes(probes, stage.layers)
+        return work.finish(stage.outputs, [*probes, *work.sums(stage.layers)])
 
     def element_type(self, layer: Layer) -> int:
         """The type in which a layer runs."""
@@ -172,6 +173,18 @@ class _Work(ModelBuilder):
             is_float32 = self.assembler.element_type(layer) == TensorProto.FLOAT
             self.nodes += moments.nodes(probe, self.graph.opset(), is_float32)
         return sized
+
+    def sums(self, layers: Sequence[Layer]) -> list[Probe]:
+        """The probes of residual sums: of branch and stream together, or of the stream alone."""
+        plan, probes = self.assembler.plan, []
+        for layer in layers:
+            if layer.output in plan.sums:
+                place = plan.sums[layer.output]
+                value, other = (place.branch, place.stream) if layer.output in plan.joint else (place.stream, "")
+                prefix = self.own("sum", f"{place.output}/")
+                probes.append(Probe(value, prefix, None, self.assembler.accuracy, other, exact=True))
+                self.nodes += moments.nodes(probes[-1], self.graph.opset(), is_float32=False)
+        return probes
 
     def bias(self, layer: Layer) -> str:
         """The name of the value to add to a layer's product as its bias; empty where the bias is set to zero."""

@@ -28,6 +28,7 @@ from lsuv_cli.model.constants import SHAPE_OPS
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.scaling.homogeneity import commutes_with_scale, growth
+from lsuv_cli.scaling.residuals import Sum
 
 # With weights of He's standard deviation a ReLU layer roughly keeps its input's variance; a chain of sixteen ReLU
 # layers, or of sixteen linear layers, stays far inside float32's range.
@@ -66,27 +67,42 @@ class Plan:
 
     stages: tuple[Stage, ...]
     pending: Mapping[str, Pending]
+    sums: Mapping[str, Sum]  # layer output -> the residual sum that is to be bounded by this layer
+    joint: frozenset[str]  # the layers whose branch can be measured together with the stream
     chain: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
 
 
-def cut(graph: Graph, layers: Sequence[Layer], longest_chain: int = LONGEST_CHAIN) -> Plan:
-    """The plan for calibration: stages such that every layer is measured with all layers before it scaled."""
-    depth = _depths(graph, layers)
+def cut(
+    graph: Graph,
+    layers: Sequence[Layer],
+    longest_chain: int = LONGEST_CHAIN,
+    sums: Mapping[str, Sum] | None = None,
+) -> Plan:
+    """The plan for calibration: stages such that every layer is measured with all layers before it scaled.
+
+    A layer that bounds a residual sum is measured where the true values of the stream are known.
+    """
+    depth = depths(graph, layers)
     first = first_uses(layers, depth)
     steps = _steps(graph, first)
+    deciding = {layer.output: layer for layer in first}
+    bounded = {name: each for name, each in (sums or {}).items() if name in deciding}
     levels = _Levels(graph, layers, first, longest_chain)
+    levels.streams = {name: each.stream for name, each in bounded.items()}
     levels.place_all(steps, depth)
+    joint = frozenset(n for n, each in bounded.items() if not deciding[n].is_fixed and levels.together(n, each.branch))
+    watched = {n: (each.stream, *([each.branch] if n in joint else [])) for n, each in bounded.items()}
     groups: dict[int, list[Layer]] = {}
     for layer in first:
         groups.setdefault(levels.level[layer.output], []).append(layer)
     at = sorted(groups)
     ordered = [groups[k] for k in at]
-    stages, ran = _pull(steps, ordered)
+    stages, ran = _pull(steps, ordered, watched)
     pending = {name: levels.pending[name] if at[ran[name]] == levels.level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
     chain = {layer.output: levels.pending[layer.output][:-1] for layer in first}
-    return Plan(stages, pending, chain, stage_of)
+    return Plan(stages, pending, bounded, joint, chain, stage_of)
 
 
 def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
@@ -100,9 +116,9 @@ def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
             room = 0
         groups[-1].append(layer)
         room += size
-    stages, _ = _pull(_steps(graph, ()), groups)
+    stages, _ = _pull(_steps(graph, ()), groups, {})
     stage_of = {layer.output: k for k, group in enumerate(groups) for layer in group}
-    return Plan(stages, {}, {}, stage_of)
+    return Plan(stages, {}, {}, frozenset(), {}, stage_of)
 
 
 def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]:
@@ -114,7 +130,7 @@ def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]
     return sorted(deciding, key=lambda layer: layer.node)
 
 
-def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
+def depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
     """Value -> number of layers on the longest path to it."""
     is_layer = {layer.node for layer in layers}
     depth: dict[str, int] = {}
@@ -164,6 +180,7 @@ class _Levels:
         self._fixed = {x.output for x in first if x.is_fixed}
         self._settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
         self._load: dict[int, int] = {}  # bytes of weights on each level
+        self.streams: Mapping[str, str] = {}  # layer output -> the stream that is measured with it
 
     def place_all(self, steps: Sequence[Step], depth: Mapping[str, int]) -> None:
         # All layers of one depth come before the nodes that read them, and no layer reads another of its depth.
@@ -177,6 +194,9 @@ class _Levels:
 
     def _place(self, step: Step) -> tuple[int, Pending]:
         at = max((self.level[name] for name in step.reads), default=0)
+        stream = self.streams.get(step.makes[0], "")
+        if stream in self.level:
+            at = max(at, self.level[stream] + bool(self.pending[stream]))
         if step.node in self._later:
             at = max(at, self._settled_after[self._later[step.node]])
         open_scales = [self.pending[name] for name in step.reads if self.level[name] == at and self.pending[name]]
@@ -191,6 +211,10 @@ class _Levels:
         if movable and (commutes_with_scale(self._graph, node) or node.input[0] in self._only_multiplied):
             return at, scales
         return at + 1, ()
+
+    def together(self, layer: str, branch: str) -> bool:
+        """Whether a branch is on its last layer's level, with the same scales pending."""
+        return self.level[layer] == self.level.get(branch) and self.pending[layer] == self.pending[branch]
 
     def _moved(self, step: Step) -> float:
         """log2 of the factor by which constants moved a step's output: its most moved input's plus its own."""
@@ -215,8 +239,13 @@ class _Levels:
         return at
 
 
-def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tuple[Stage, ...], dict[str, int]]:
-    """A stage per group of layers: the steps it needs that no earlier stage ran (rule 5). Also value -> its stage."""
+def _pull(
+    steps: Sequence[Step], groups: Sequence[Sequence[Layer]], watched: Mapping[str, Sequence[str]]
+) -> tuple[tuple[Stage, ...], dict[str, int]]:
+    """A stage per group of layers: the steps it needs that no earlier stage ran (rule 5). Also value -> its stage.
+
+    `watched`: layer output -> other values that are measured in its stage.
+    """
     maker = {name: k for k, step in enumerate(steps) for name in step.makes}
     bias_of = {
         step.layer.output: step.layer.bias.value
@@ -227,7 +256,8 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
     steps_of: list[list[Step]] = []
     reads: list[set[str]] = []
     for index, group in enumerate(groups):
-        wanted = [layer.output for layer in group]
+        others = {name for layer in group for name in watched.get(layer.output, ())}
+        wanted = [*(layer.output for layer in group), *others]
         mine: set[int] = set()
         while wanted:
             name = wanted.pop()
@@ -238,7 +268,7 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
         here = [steps[k] for k in sorted(mine)]
         made = {name for step in here for name in step.makes}
         ran.update(dict.fromkeys(made, index))
-        outside = {name for step in here for name in step.reads} - made
+        outside = ({name for step in here for name in step.reads} | others) - made
         # s·y + b is computed where y is read, so a bias b that nodes compute is an input of that stage too.
         outside |= {bias_of[name] for name in outside if name in bias_of}
         steps_of.append(here)

@@ -95,7 +95,7 @@ class Trials:
         return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
 
     def cut_shorter(self) -> None:
-        self.plan = stages.cut(self.graph, self.layers, longest_chain=1)
+        self.plan = stages.cut(self.graph, self.layers, longest_chain=1, sums=self.plan.sums)
         self.anew = True
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:

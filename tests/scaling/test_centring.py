@@ -133,7 +133,7 @@ def test_a_bias_that_an_exporter_merged_is_given_to_each_layer():
 
 
 @pytest.mark.parametrize("tied", ["share", "untie"])
-def test_a_module_that_is_called_twice(tied: str):
+def test_a_module_that_is_called_twice(tied: Any):
     """It is centred at its first use; its second use has a bias of its own only if it is untied."""
     text = """g (float[N,6] x) => (float[N,6] y) { a = Gemm(x, A, p) b = Tanh(a) y = Gemm(b, A, p) }"""
     done = initialize(model(text, A=normal(6, 6), p=normal(6)), ROWS, bias="center", tied=tied)

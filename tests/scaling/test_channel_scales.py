@@ -60,7 +60,7 @@ def test_every_channel_has_variance_1(bias: Any, batch: int):
 @pytest.mark.parametrize("pre_init", ["orthonormal", "keep", "xavier"])
 def test_the_rows_keep_their_directions(pre_init: Any):
     """s_c·w_c: the new row of each channel is the pre-initialized one, times one number."""
-    plain, scaled = (initialize(network(), X, scale=scale, pre_init=pre_init) for scale in ("layer", "channel"))  # type: ignore[arg-type]
+    plain, scaled = (initialize(network(), X, scale=scale, pre_init=pre_init) for scale in ("layer", "channel"))
     assert plain.model is not None
     one, other = (tensor(done.model, "A").reshape(8, -1).astype(np.float64) for done in (plain, scaled))
     ratio = (one * other).sum(axis=1) / (one * one).sum(axis=1)
@@ -104,7 +104,7 @@ def test_dead_channels_are_told_and_left():
     weight[[1, 3]] = 0
     proto = model("g (float[N,6] x) => (y) { [dying] y = Gemm<transB=1>(x, W, b) }", W=weight, b=np.ones(5, np.float32))
     for bias in ("zero", "keep", "center"):
-        done = initialize(proto, ROWS, scale="channel", pre_init="keep", bias=bias)  # type: ignore[arg-type]
+        done = initialize(proto, ROWS, scale="channel", pre_init="keep", bias=bias)
         line = entry(done, "dying")
         assert str(line.status) == "ok"
         assert line.channels.dead == 2
