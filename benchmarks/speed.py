@@ -56,7 +56,7 @@ from lsuv_cli.model import graph as graphs  # noqa: E402
 from lsuv_cli.model import layers  # noqa: E402
 from lsuv_cli.model.file import ModelFile, load  # noqa: E402
 from lsuv_cli.scaling import weights  # noqa: E402
-from lsuv_cli.scaling.runtime import available_threads  # noqa: E402
+from lsuv_cli.scaling.devices import available_threads  # noqa: E402
 
 Array = NDArray[Any]
 Results = dict[str, Any]

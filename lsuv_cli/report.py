@@ -115,6 +115,7 @@ class Report:
     output: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = ""
+    device_reason: str = ""  # why this device, and why not another
     data: str = ""
     samples: int = 0
     batches: int = 0

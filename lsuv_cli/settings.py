@@ -344,7 +344,9 @@ class Settings:
             most=MOST_SIZE,
         ),
     ] = None
-    device: Annotated[str, About(_text, RUN, "DEVICE", "auto, cpu, cuda or cuda:N.")] = "auto"
+    device: Annotated[
+        str, About(_text, RUN, "DEVICE", "auto, cpu, cuda[:N] or webgpu[:N]; auto is CUDA, else the CPU.")
+    ] = "auto"
     threads: Annotated[
         int | None, About(_optional(_whole), RUN, "N", "CPU threads; all, if not given.", above=0, most=MOST_THREADS)
     ] = None

@@ -35,7 +35,8 @@ def report_as_typed(report: Report) -> Report:
         dataclasses.replace(layer, notes=tuple(map(as_typed, layer.notes))) if layer.notes else layer
         for layer in report.layers
     )
-    return dataclasses.replace(report, layers=layers, warnings=tuple(map(as_typed, report.warnings)))
+    warnings = tuple(map(as_typed, report.warnings))
+    return dataclasses.replace(report, layers=layers, warnings=warnings, device_reason=as_typed(report.device_reason))
 
 
 def _option(argument: re.Match[str]) -> str:

@@ -29,10 +29,11 @@ from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.residuals import Streams
 from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
-from lsuv_cli.scaling.runtime import Session, Unsupported
+from lsuv_cli.scaling.runtime import Session
 from lsuv_cli.scaling.solve import Solution, solve, solve_channels, without_means
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
+from lsuv_cli.scaling.translation import Unsupported
 from lsuv_cli.scaling.trials import Trials, Turn
 from lsuv_cli.scaling.written_weights import Array, Writer
 from lsuv_cli.settings import PreInit, Settings

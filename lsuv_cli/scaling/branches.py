@@ -42,6 +42,6 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
     session = Session(builder.finish([condition], ()), needs.device, optimized=False)
     values: set[bool] = set()
     for batch in needs.batches:
-        kept, _ = session.run({name: runner.value(session, 0, batch, name) for name in session.model.feeds})
+        kept, _ = session.run({name: runner.value(0, batch, name) for name in session.model.feeds})
         values.add(bool(np.any(runtime.to_numpy(kept[condition]))))
     return values

@@ -18,9 +18,9 @@ from onnx import NodeProto, TensorProto, TypeProto, helper
 
 from lsuv_cli.model import channels
 from lsuv_cli.model.constants import numpy_type
-from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
-from lsuv_cli.scaling import moments
+from lsuv_cli.scaling import fused, moments
 from lsuv_cli.scaling.channel_moments import ChannelProbe
 from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
 from lsuv_cli.scaling.moments import Probe
@@ -106,7 +106,7 @@ class _Work(ModelBuilder):
                 self.nodes.append(helper.make_node(op, [source, operand], [target]))
             else:
                 assert layer is not None
-                self.nodes.append(self.activation(layer, source, target))
+                self.nodes += self.activation(layer, source, target)
             source = target
 
     def run(self, step: Step) -> None:
@@ -125,10 +125,7 @@ class _Work(ModelBuilder):
             return
         del node.input[2:]
         if layer.activation:
-            node.op_type, node.domain = node.op_type.removeprefix("Fused"), ""
-            kept = [a for a in node.attribute if not a.name.startswith("activation")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            node = fused.without_activation(node)
         if node.op_type == "Gemm" and self.graph.opset() < 11:  # before opset 11 Gemm's C is required
             self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
             node.input.append(self.own("no_bias", layer.output))
@@ -136,7 +133,7 @@ class _Work(ModelBuilder):
         node.output[0] = self.own("linear", layer.output) if commutes else layer.output
         self.nodes.append(node)
         if commutes:
-            self.nodes.append(self.activation(layer, node.output[0], layer.output))
+            self.nodes += self.activation(layer, node.output[0], layer.output)
 
     def _only_multiplied(self, name: str) -> bool:
         layer = self.assembler.measured.get(name)
@@ -152,7 +149,7 @@ class _Work(ModelBuilder):
             if bias:
                 source = self.own("biased", value)
                 self.nodes.append(helper.make_node("Add", [value, bias], [source]))
-            self.nodes.append(self.activation(layer, source, active))
+            self.nodes += self.activation(layer, source, active)
             if by_channel is not None:
                 return ChannelProbe(active, prefix, by_channel)
             return Probe(active, prefix, _axes(layer), self.assembler.accuracy, exact=exact)
@@ -214,13 +211,9 @@ class _Work(ModelBuilder):
             name = factored
         return name
 
-    def activation(self, layer: Layer, source: str, target: str) -> NodeProto:
+    def activation(self, layer: Layer, source: str, target: str) -> list[NodeProto]:
         """The activation inside a fused operator as a node of its own."""
-        node = self.graph.nodes[layer.node]
-        numbers = list(attribute(node, "activation_params", ()))
-        numbers += [x for k in ("alpha", "beta") if (x := attribute(node, f"activation_{k}")) is not None]
-        names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(layer.activation, ())
-        return helper.make_node(layer.activation, [source], [target], **dict(zip(names, numbers, strict=False)))
+        return fused.activation_nodes(self.graph.nodes[layer.node], source, target, self.graph.opset())
 
     def plane_shapes(self) -> dict[str, list[int]]:
         """Value -> lengths of its axes behind the channels, for image-like values whose shape onnx can infer."""

@@ -39,8 +39,9 @@ from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Batch, Pass, Runner
-from lsuv_cli.scaling.runtime import Session, UnknownOperator, Unsupported
+from lsuv_cli.scaling.runtime import Session
 from lsuv_cli.scaling.stages import Stage
+from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
 Array = NDArray[Any]
 
@@ -97,7 +98,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelM
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
     # On the CPU onnxruntime runs much of half precision in float32 and does not always round between two nodes.
-    own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.kind == "cpu" else [{}]
+    own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.is_host else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
             measured = _Measuring(look, needs, retype, wanted).run(outputs)
@@ -201,12 +202,12 @@ class _Measuring:
                 builder.constant(base, _times(self.graph.array(base), factor))
         model = builder.finish(names, ())
         session = Session(model, self.needs.device, optimized=False)
-        kept, _ = session.run({name: self.few.value(session, 0, batch, name) for name in model.feeds})
+        kept, _ = session.run({name: self.few.value(0, batch, name) for name in model.feeds})
         return kept
 
     def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(session, 0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
