@@ -13,15 +13,17 @@ With every branch at variance T = 1 the stream's variance grows to Var(x_0) + N�
 
     Var(x + s·z) = Var(x) + 2s·Cov(x, z) + s²·Var(z) = Var(x_0) + T·k/N
 
-whose root s gives the last layer of the branch its target s²·Var(y), y being the layer's output as it ran, between
-LEAST·T/N and T. All of Var(x), Var(z) and Cov(x, z) are measured. Cov(x, z) is not known in time, and taken to be 0,
-where the layer's bias is kept or centred, its channels are scaled one by one, or an operator between the layer and the
-sum does not commute with a scale: the target is then Var(x_0) + T·k/N - Var(x).
+whose root s gives the last layer of the branch its target s²·Var(y), y being the layer's output as it ran. The target
+is at most T, and s²·Var(z) at least LEAST·T/N. Where m branches of the stream end in one weight, they add up like one
+branch of m times the size, so T/m is in the place of T. All of Var(x), Var(z) and Cov(x, z) are measured. Cov(x, z) is
+not known in time, and taken to be 0, where the layer's bias is kept or centred, its channels are scaled one by one, or
+an operator between the layer and the sum does not commute with a scale: the target is then Var(x_0) + T·k/N - Var(x).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +55,7 @@ class Sum:
     number: int  # of the stream, from 1
     k: int
     n: int
+    uses: int = 1  # sums of the stream whose branches end in the same weight
 
 
 def find(graph: Graph, layers: Sequence[Layer], depth: Mapping[str, int]) -> tuple[Sum, ...]:
@@ -64,8 +67,13 @@ def bounded(
     sums: Sequence[Sum], layers: Sequence[Layer], depth: Mapping[str, int], chosen: TargetVariances
 ) -> dict[str, Sum]:
     """Layer output -> the sum that its target keeps bounded; a target that the user gave by name stays."""
-    free = {x.output for x in layers if chosen.named(x.name, x.module) is None}
-    return {s.layer: s for s in sums if s.n > 1 and s.layer in free and depth.get(s.stream, 0) < depth[s.layer]}
+    free = {x.output: x.weight.base for x in layers if chosen.named(x.name, x.module) is None}
+    uses = Counter((s.number, free[s.layer]) for s in sums if s.layer in free)
+    return {
+        s.layer: replace(s, uses=uses[s.number, free[s.layer]])
+        for s in sums
+        if s.n > 1 and s.layer in free and depth.get(s.stream, 0) < depth[s.layer]
+    }
 
 
 class _Finder:
@@ -150,9 +158,12 @@ class Streams:
         if not (math.isfinite(stream) and y.finite and y.variance > 0.0):
             return unit
         begin, first = self.begins.setdefault(place.number, (stream, place.k))
-        goal = begin + unit * (place.k - first + 1) / place.n
-        wanted = goal - stream
-        if joint:
-            scale, status = solve(measured, goal)
-            wanted = scale**2 * y.variance if status is Status.OK else wanted
-        return min(max(wanted, LEAST * unit / place.n), unit)
+        step = unit / (place.n * place.uses)
+        goal = begin + step * (place.k - first + 1)
+        branch = max(goal - stream, LEAST * step)  # Var(s·z), if Cov(x, z) is 0
+        if not joint or not measured.variance > 0.0:
+            return min(branch, unit)
+        scale, status = solve(measured, goal)
+        if status is Status.OK:
+            branch = max(scale**2 * measured.variance, LEAST * step)
+        return min(branch / measured.variance * y.variance, unit)

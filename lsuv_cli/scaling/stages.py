@@ -22,7 +22,7 @@ Without rule 3, a layer's level would be the number of layers on the longest pat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lsuv_cli.model.constants import SHAPE_OPS
 from lsuv_cli.model.graph import Graph
@@ -67,10 +67,10 @@ class Plan:
 
     stages: tuple[Stage, ...]
     pending: Mapping[str, Pending]
-    sums: Mapping[str, Sum]  # layer output -> the residual sum that is to be bounded by this layer
-    joint: frozenset[str]  # the layers whose branch can be measured together with the stream
     chain: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
+    sums: Mapping[str, Sum] = field(default_factory=dict)  # layer output -> the residual sum that this layer bounds
+    joint: frozenset[str] = frozenset()  # the layers whose branch can be measured together with the stream
 
 
 def cut(
@@ -102,7 +102,7 @@ def cut(
     pending = {name: levels.pending[name] if at[ran[name]] == levels.level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
     chain = {layer.output: levels.pending[layer.output][:-1] for layer in first}
-    return Plan(stages, pending, bounded, joint, chain, stage_of)
+    return Plan(stages, pending, chain, stage_of, bounded, joint)
 
 
 def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
@@ -118,7 +118,7 @@ def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
         room += size
     stages, _ = _pull(_steps(graph, ()), groups, {})
     stage_of = {layer.output: k for k, group in enumerate(groups) for layer in group}
-    return Plan(stages, {}, {}, frozenset(), {}, stage_of)
+    return Plan(stages, {}, {}, stage_of)
 
 
 def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]:
