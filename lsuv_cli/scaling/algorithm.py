@@ -128,7 +128,8 @@ class _Trial:
         """W_L = s·W_L for the layers that share one weight, with s from the pooled moments of their outputs."""
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
         weight = users[0].weight
-        scale, status = self._solve(users, running, pooled(outputs))
+        live = [y for x, y in zip(users, outputs, strict=True) if x.output not in self.state.dead]
+        scale, status = self._solve(weight.base, running, live)
         # The scaled weight must be finite in the type it is stored in, and in the type of a Cast behind it.
         types = dict.fromkeys([weight.dtype, *(x.weight.cast for x in users if x.weight.cast)])
         if status is Status.OK and not all(running.fits(scale, kind) for kind in types):
@@ -146,16 +147,16 @@ class _Trial:
             self.scales[layer.output] = effective * (layer.norm_factor or 1.0)
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
-            self.turns[layer.output] = Turn(variance, scale * running.factor, status)
+            own = Status.DEAD if layer.output in self.state.dead else status
+            self.turns[layer.output] = Turn(variance, scale * running.factor, own)
 
-    def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> tuple[float, Status]:
-        """The scale of a weight: from the moments of its layers' outputs, unless the last verification decided it."""
-        if any(x.output in self.state.dead for x in users):
+    def _solve(self, base: str, running: RunningWeight, live: Sequence[Moments]) -> tuple[float, Status]:
+        """The scale of a weight: from the moments of its live layers' outputs, unless verification decided it."""
+        if not live:
             return 1.0, Status.DEAD
-        base = users[0].weight.base
         if base in self.state.feedback:
             return self.state.feedback[base] / running.factor, Status.OK
-        return solve(y, self.settings.target_variance)
+        return solve(pooled(live), self.settings.target_variance)
 
     def _pending_factor(self, layer: Layer) -> float:
         """The product of the scales that were pending on a layer's input when it was measured."""
