@@ -287,7 +287,7 @@ class _LayerFinder:
         notes = [f"measured after the {activation} that is inside the {op}"] if activation else []
         if weight.place == "folded":
             notes.append("weight folded into one tensor")
-        module = self.modules.of(node)
+        module = self.modules.of(node, weight.base)
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
     def _chooser(self, name: str) -> str:
