@@ -4,10 +4,10 @@
     python benchmarks/options.py --export pre-norm          # writes pre-norm.onnx and pre-norm.npy
 
 Three networks of 24 layers or blocks on a task made of random numbers: 32 Gaussian inputs, 10 classes that a random
-network of two layers decides. `plain` is a chain of Linear and ReLU; `residual` adds x + Linear(ReLU(Linear(x))) without any
-normalization; `pre-norm` is the same with LayerNorm in front of each branch. Each is initialized by `lsuv_`, with the
-target 0.01 for the head, and trained by SGD with momentum 0.9. The table has the mean of the training loss
-over the last 50 steps, over all seeds; a loss that is not finite, or above that of chance, counts as ln 10.
+network of two layers decides. `plain` is a chain of Linear and ReLU; `residual` adds x + Linear(ReLU(Linear(x)))
+without any normalization; `pre-norm` is the same with LayerNorm in front of each branch. Each is initialized by `lsuv_`,
+with the target 0.01 for the head, and trained by SGD with momentum 0.9. The table has the mean of the training loss over
+the last 50 steps, over all seeds; a loss that is not finite, or above that of chance, counts as ln 10.
 """
 
 from __future__ import annotations
