@@ -5,9 +5,9 @@
 
 Three networks of 24 layers or blocks on a task made of random numbers: 32 Gaussian inputs, 10 classes that a random
 network of two layers decides. `plain` is a chain of Linear and ReLU; `residual` adds x + Linear(ReLU(Linear(x)))
-without any normalization; `pre-norm` is the same with LayerNorm in front of each branch. Each is initialized by `lsuv_`,
-with the target 0.01 for the head, and trained by SGD with momentum 0.9. The table has the mean of the training loss over
-the last 50 steps, over all seeds; a loss that is not finite, or above that of chance, counts as ln 10.
+without any normalization; `pre-norm` is the same with LayerNorm in front of each branch. Each is initialized by
+`lsuv_`, with the target 0.01 for the head, and trained by SGD with momentum 0.9. The table has the mean of the training
+loss over the last 50 steps, over all seeds; a loss that is not finite, or above that of chance, counts as ln 10.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def trained(kind: str, options: dict[str, Any], rate: float, seed: int, steps: i
         if not math.isfinite(losses[-1]):
             return math.log(CLASSES)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     return min(sum(losses[-LAST:]) / LAST, math.log(CLASSES))
 

@@ -1,4 +1,4 @@
-"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`.
+"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`; and `doctor` for devices.
 
 The command line is a thin shell over them.
 """
@@ -14,8 +14,10 @@ from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
+from lsuv_cli import examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -23,9 +25,32 @@ from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, Bias, PreInit, Residual, Scale, Settings, SettingsDict
+from lsuv_cli.settings import (
+    ABOUT,
+    CHECK_TOL,
+    EXAMINE,
+    JUDGE,
+    LOOK,
+    Bias,
+    PreInit,
+    Residual,
+    Scale,
+    Settings,
+    SettingsDict,
+)
 
-__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
+__all__ = [
+    "Data",
+    "Diagnosis",
+    "Initialized",
+    "Model",
+    "Paths",
+    "compare",
+    "doctor",
+    "initialize",
+    "inspect",
+    "measure",
+]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 LSUV = "lsuv"
@@ -161,6 +186,8 @@ def measure(
         {settings}
     """
     call = _Call.of(keywords, tol=CHECK_TOL)
+    if data is None:
+        raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen)
         job.targets(call.drawn)
@@ -212,10 +239,13 @@ def compare(
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
     """
-    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
+    listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
+    names = [str(name).strip() for name in listed if str(name).strip()]
     call = _Call.of(keywords)
     chosen = _initializations(names, call.settings)
     checked, listen = call.settings, call.listen
+    if data is None:
+        raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
         sources = list(sources)  # iterated once for each initialization
@@ -258,6 +288,19 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
     return found
 
 
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
+
+
 @contextlib.contextmanager
 def _opened(model: Model) -> Iterator[ModelFile]:
     """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too."""
@@ -266,9 +309,8 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except (
-        Exception
-    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    except Exception as problem:
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

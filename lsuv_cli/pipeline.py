@@ -124,6 +124,7 @@ class Job:
                 findings, trials = self._fill(draft, prepared, findings, run)
             entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
             tensors, account = self._tensors_for_home(prepared, homes, matched) if not dry_run else (None, None)
+            entries, account = layer_reports.judged_at_home(entries, account, prepared)
             report = self._report(
                 "init",
                 entries,

@@ -392,3 +392,5 @@ COMPARE = tuple(name for name in ABOUT if name in {"target_variance", *LOOK})
 """The settings that `lsuv compare` has options for."""
 JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
 """The settings that matter where a model is looked at and judged."""
+EXAMINE = ("device", "threads")
+"""The settings that matter where a device is examined."""

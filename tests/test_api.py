@@ -46,7 +46,7 @@ def test_dir_shows_the_public_names_and_each_is_there():
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
-    wanted |= {"__version__"}
+    wanted |= {"Diagnosis", "doctor", "__version__"}
     assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
 
 
@@ -360,3 +360,52 @@ def test_no_message_outside_the_command_speaks_of_options(path: Path):
         assert not re.search(r"(?<![\w-])--?[a-z][\w-]*", text), text
         for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", text):
             assert name in ARGUMENTS or path.name == "api.py", text
+
+
+# Too little memory is told as such
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    def place(owner: Any, name: str) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise MemoryError("Unable to allocate 10.0 GiB")
+
+        monkeypatch.setattr(owner, name, fail)
+
+    return place
+
+
+def test_too_little_memory_is_no_fault_of_the_model(no_memory):
+    """A constant that cannot be folded for lack of memory, and shapes that cannot be inferred."""
+    no_memory(onnx.reference.ReferenceEvaluator, "run")
+    text = "g (float[N,4] x) => (float[N,4] y) { v = Transpose(u) w = Mul(v, u) y = MatMul(x, w) }"
+    with pytest.raises(MemoryError):
+        initialize(model(text, u=normal(4, 4)), X)
+
+
+@pytest.mark.parametrize("function", [measure, initialize])
+def test_shapes_that_cannot_be_inferred_for_lack_of_memory(no_memory, function):
+    no_memory(onnx.shape_inference, "infer_shapes")
+    with pytest.raises(MemoryError):
+        function(two_layers(), X)
+
+
+def test_too_little_memory_is_no_fault_of_the_data(no_memory, tmp_path):
+    np.savez(tmp_path / "x.npz", x=X)
+    no_memory(np.lib.format, "read_array")
+    no_memory(np, "frombuffer")
+    with pytest.raises(MemoryError):
+        measure(two_layers(), str(tmp_path / "x.npz"))
+
+
+def test_measuring_needs_data():
+    for function in (measure, compare):
+        with pytest.raises(LsuvError, match=r"needs data: give `data`"):
+            function(two_layers(), None)
+
+
+def test_initializations_that_are_no_names():
+    for inits in (5, [5], None):
+        with pytest.raises(LsuvError, match=r"`inits` .*: choose among lsuv"):
+            compare(two_layers(), X, inits)

@@ -14,7 +14,13 @@ TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for p
 SOURCES = {name: (PACKAGE / name).read_text().splitlines() for name in TREES}
 
 # The modules beside the rooms, and which room each of them counts as.
-BESIDE = {"__init__": "api", "api": "api", "pipeline": "pipeline", "layer_reports": "pipeline"}
+BESIDE = {
+    "__init__": "api",
+    "api": "api",
+    "pipeline": "pipeline",
+    "layer_reports": "pipeline",
+    "examination": "pipeline",
+}
 BESIDE |= dict.fromkeys(
     [
         "errors",

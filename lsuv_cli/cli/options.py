@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from lsuv_cli.cli import terminal
 from lsuv_cli.cli.wording import flag
-from lsuv_cli.settings import ABOUT, CHECK_TOL, COMPARE, GROUPS, JUDGE, LOOK, SHOW, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, COMPARE, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -123,6 +123,7 @@ class Offer:
 AllSettings = Annotated[Settings, Offer()]
 LookSettings = Annotated[Settings, Offer(LOOK)]
 CompareSettings = Annotated[Settings, Offer(COMPARE)]
+ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
 
 

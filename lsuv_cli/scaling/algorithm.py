@@ -118,7 +118,10 @@ class _Trial:
 
     def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
         """Run a stage: layer output -> moments, in the exact form where the fast form is not accurate enough."""
-        as_read = {x.weight.value: x.weight.seen(running[x.weight.base].array) for x in stage.layers}
+        as_read = {
+            x.weight.base if x.weight.dropped else x.weight.value: running[x.weight.base].seen(x.weight)
+            for x in stage.layers
+        }
         exact: frozenset[str] = frozenset()
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)

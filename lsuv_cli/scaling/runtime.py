@@ -15,6 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, ValueInfoProto, helper
 
+from lsuv_cli.model.flatten import nodes_inside
+from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.providers import CPU, Device
@@ -30,6 +32,8 @@ BROKEN = ["MatMulScaleFusion", "GemmTransposeFusion"]
 BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
 # ConstantSharing merges equal tensors; a BatchNormalization in training mode may then overwrite its own scale.
 BROKEN_IN_TRAINING = ["ConstantSharing"]
+# EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
+BROKEN_FOR_DROPOUT = ["EliminateDropout"]
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
@@ -41,6 +45,8 @@ def refusal(model: str | bytes) -> str:
     """Why onnxruntime does not take a model as it is; empty if it does."""
     try:
         ort.InferenceSession(model, _options(optimized=False), providers=[CPU])
+    except MemoryError:
+        raise
     except Exception as problem:  # onnxruntime's exceptions have no common class of their own
         return one_line(problem)
     return ""
@@ -98,13 +104,20 @@ def _options(*, optimized: bool) -> Any:
 
 def _broken(model: onnx.ModelProto) -> list[str]:
     """The optimizers that would change what a model computes."""
-    vectors = {t.name for t in model.graph.initializer if len(t.dims) == 1}
-    reads_vector = any(n.op_type == "MatMul" and not vectors.isdisjoint(n.input) for n in model.graph.node)
+    outer = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    nodes = [inner for node in outer for inner in (node, *nodes_inside(node))]
+    tensors = {t.name: t for t in model.graph.initializer}
+    vectors = {name for name, tensor in tensors.items() if len(tensor.dims) == 1}
+    reads_vector = any(n.op_type == "MatMul" and not vectors.isdisjoint(n.input) for n in nodes)
     trains = any(
-        n.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in n.attribute)
-        for n in model.graph.node
+        n.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in n.attribute) for n in nodes
     )
-    return [*BROKEN, *(BROKEN_FOR_VECTORS if reads_vector else []), *(BROKEN_IN_TRAINING if trains else [])]
+    return [
+        *BROKEN,
+        *(BROKEN_FOR_VECTORS if reads_vector else []),
+        *(BROKEN_IN_TRAINING if trains else []),
+        *(BROKEN_FOR_DROPOUT if any(drops(n, tensors) for n in nodes) else []),
+    ]
 
 
 class Session:

@@ -54,13 +54,17 @@ class Assembler:
         """A stage's model.
 
         `types`: stage input -> type. `scales`: output of a layer in an earlier stage -> scale. `weights`: name of the
-        weight a layer's operator reads -> array. `exact`: outputs of the layers to be measured in the exact form.
+        weight a layer's operator, or the Dropout in front of it, reads -> array. `exact`: outputs of the layers to be
+        measured in the exact form.
         """
         work = _Work(self, types)
         for layer in stage.layers:
-            if layer.weight.value in weights:
+            weight = layer.weight
+            if weight.dropped and weight.base in weights:
+                work.constant(weight.base, weights[weight.base].astype(numpy_type(weight.dtype), copy=False))
+            elif weight.value in weights:
                 kind = helper.tensor_dtype_to_np_dtype(self.element_type(layer))
-                work.constant(layer.weight.value, weights[layer.weight.value].astype(kind, copy=False))
+                work.constant(weight.value, weights[weight.value].astype(kind, copy=False))
         for name in stage.inputs:
             work.feed(name, self.plan.pending.get(name, ()), scales)
         for step in stage.steps:
@@ -219,6 +223,8 @@ class _Work(ModelBuilder):
         """Value -> lengths of its axes behind the channels, for image-like values whose shape onnx can infer."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self.finish((), ()).proto)
+        except MemoryError:
+            raise
         except Exception:  # inference may fail on healthy models, and its shapes only save time
             return {}
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim[2:]] for i in inferred.graph.value_info}

@@ -16,6 +16,7 @@ from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.scaling import runner
+from lsuv_cli.scaling.frontier import Frontier
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
 PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -178,7 +179,7 @@ def test_doubling_the_depth_doubles_the_work(watched):
 def frontiers(monkeypatch):
     made = []
 
-    class Kept(runner.Frontier):
+    class Kept(Frontier):
         def __init__(self, *given):
             super().__init__(*given)
             made.append(self)
