@@ -263,7 +263,7 @@ def test_initializations_as_text(folder):
     reports = compare(two_layers(), "calib.npy", "lsuv, keep")
     assert list(reports) == ["lsuv", "keep"]
     assert [layer.variance for layer in reports["lsuv"].layers] == pytest.approx([1, 1], abs=1e-3)
-    with pytest.raises(LsuvError, match="`inits` lsv: choose among lsuv, orthonormal,"):
+    with pytest.raises(LsuvError, match=r"`inits` lsv: choose among lsuv, lsuv\+center,"):
         compare(two_layers(), X, "lsv,keep")
 
 
