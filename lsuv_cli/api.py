@@ -262,6 +262,19 @@ def compare(
     return reports
 
 
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
+
+
 def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Settings]:
     """The settings of each initialization to compare; those that are not "lsuv" are not scaled."""
     unscaled = replace(
@@ -286,19 +299,6 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
         known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
     return found
-
-
-@_documented(EXAMINE)
-def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
-    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
-
-    Arguments:
-        {listen}
-
-    Settings that matter (the others are accepted too):
-        {settings}
-    """
-    return examination.examine(Settings.of(settings), listen)
 
 
 @contextlib.contextmanager

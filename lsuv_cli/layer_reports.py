@@ -107,17 +107,6 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
     return _in_order(entries, replace(prepared.layers, layers=prepared.every.layers), recurrent)
 
 
-def of_sums(sums: Sequence[Sum], every: LayerSet, verified: Mapping[str, Moments]) -> tuple[SumReport, ...]:
-    """The entries of residual sums, with their moments where these were measured."""
-    names = {layer.output: layer.name for layer in every.layers}
-    entries = []
-    for each in sums:
-        found = verified.get(each.output)
-        entry = SumReport(each.name, each.number, each.k, each.n, names.get(each.layer, ""))
-        entries.append(replace(entry, variance=found.variance, mean=found.mean) if found else entry)
-    return tuple(entries)
-
-
 def judged_at_home(
     entries: Iterable[LayerReport], account: Carried | None, prepared: Prepared
 ) -> tuple[list[LayerReport], Carried | None]:
@@ -155,6 +144,17 @@ def _behind(graph: Graph, tensors: Collection[str]) -> set[str]:
         if node.op_type not in {"Shape", "Size"} and found & {*node.input, *graph.captured.get(k, ())}:
             found.update(name for name in node.output if name)
     return found
+
+
+def of_sums(sums: Sequence[Sum], every: LayerSet, verified: Mapping[str, Moments]) -> tuple[SumReport, ...]:
+    """The entries of residual sums, with their moments where these were measured."""
+    names = {layer.output: layer.name for layer in every.layers}
+    entries = []
+    for each in sums:
+        found = verified.get(each.output)
+        entry = SumReport(each.name, each.number, each.k, each.n, names.get(each.layer, ""))
+        entries.append(replace(entry, variance=found.variance, mean=found.mean) if found else entry)
+    return tuple(entries)
 
 
 def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:

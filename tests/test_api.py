@@ -46,7 +46,7 @@ def test_dir_shows_the_public_names_and_each_is_there():
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
-    wanted |= {"Diagnosis", "doctor", "__version__"}
+    wanted |= {"__version__", "doctor", "Diagnosis"}
     assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
 
 
@@ -263,7 +263,7 @@ def test_initializations_as_text(folder):
     reports = compare(two_layers(), "calib.npy", "lsuv, keep")
     assert list(reports) == ["lsuv", "keep"]
     assert [layer.variance for layer in reports["lsuv"].layers] == pytest.approx([1, 1], abs=1e-3)
-    with pytest.raises(LsuvError, match=r"`inits` lsv: choose among lsuv, lsuv\+center,"):
+    with pytest.raises(LsuvError, match=r"`inits` lsv: choose among lsuv, lsuv.center,"):
         compare(two_layers(), X, "lsv,keep")
 
 

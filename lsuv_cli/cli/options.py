@@ -122,8 +122,8 @@ class Offer:
 
 AllSettings = Annotated[Settings, Offer()]
 LookSettings = Annotated[Settings, Offer(LOOK)]
-CompareSettings = Annotated[Settings, Offer(COMPARE)]
 ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
+CompareSettings = Annotated[Settings, Offer(COMPARE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
 
 

@@ -37,7 +37,8 @@ LARGEST_CHANGE = 1.4  # of an output's standard deviation by a nudge in float32;
 def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> set[str]:
     """The outputs of layers that are nothing but rounding."""
     layers = {layer.output: layer for layer in pieces.layers}
-    suspicious = {name for name, found in moments.items() if _has_tiny_input(pieces, layers[name], found)}
+    measured = {name: moments[name] for name in layers if name in moments}
+    suspicious = {name for name, found in measured.items() if _has_tiny_input(pieces, layers[name], found)}
     if not suspicious:
         return set()
     unstable = _unstable(pieces, needs)

@@ -77,7 +77,8 @@ class Trials:
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, Turn | None] = {}  # output that is rounding noise -> the turn to undo in the next trial
+        # Layer output that is rounding noise -> the turn to undo in the next trial, or None once it is undone.
+        self.dead: dict[str, Turn | None] = {}
         self.freed: set[str] = set()  # layers that were dead only because of scaled-up noise in front of them
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
@@ -90,7 +91,7 @@ class Trials:
         """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
-        self.dead = dict.fromkeys(self.dead)
+        self.dead = dict.fromkeys(self.dead)  # what there was to undo is undone
         self.anew = False
 
     def lost_in_a_chain(self) -> bool:
