@@ -57,10 +57,10 @@ def spread(layer: Layer, numbers: Array) -> Array:
 
 
 def lengths(layer: Layer, stored: Array) -> Array:
-    """The squared length of each channel's row, in float64."""
+    """The squared length of each channel's row, in float64, as (groups, channels of a group)."""
     matrices = layer.form.matrices(layer.weight.seen(stored)).astype(np.float64)
     squares = np.einsum("gof,gof->go", matrices, matrices)
-    found: Array = squares.ravel() if layer.op in CONVOLUTIONS else squares.sum(axis=0)
+    found: Array = squares if layer.op in CONVOLUTIONS else squares.sum(axis=0, keepdims=True)
     return found
 
 

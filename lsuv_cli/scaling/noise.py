@@ -37,8 +37,7 @@ LARGEST_CHANGE = 1.4  # of an output's standard deviation by a nudge in float32;
 def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> dict[str, bool]:
     """The outputs of layers that are nothing but rounding -> whether the noise begins there."""
     layers = {layer.output: layer for layer in pieces.layers}
-    measured = {name: moments[name] for name in layers if name in moments}
-    suspicious = {name for name, found in measured.items() if _has_tiny_input(pieces, layers[name], found)}
+    suspicious = {name for name, found in moments.items() if _has_tiny_input(pieces, layers[name], found)}
     if not suspicious:
         return {}
     unstable = _unstable(pieces, needs)

@@ -67,7 +67,7 @@ def without_means(y: Moments) -> Moments:
 
 
 def solve_channels(y: Moments, target: float, lengths: Floats, unscaled: float) -> Solution:
-    """A scale for each channel. `lengths`: Σw² of each channel's row. `unscaled`: the scale of a row that is left."""
+    """A scale for each channel. `lengths`: Σw² of each channel's row, by groups. `unscaled`: that of a dead channel."""
     c = y.channels
     assert c is not None
     if not y.finite:
@@ -87,8 +87,10 @@ def solve_channels(y: Moments, target: float, lengths: Floats, unscaled: float) 
 
 
 def dead_channels(c: ChannelMoments, lengths: Floats) -> NDArray[np.bool_]:
-    """Which channels are constant: Var(y_c) / Σw² is 0, or rounding beside the largest E[y²] / Σw² of all channels."""
+    """Which channels are constant: Var(y_c) / Σw² is 0, or rounding beside the largest E[y²] / Σw² of their group."""
+    variance, mean = (numbers.reshape(lengths.shape) for numbers in (c.variance, c.mean))
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.where(lengths > 0.0, c.variance / lengths, 0.0)
-        largest = np.max(np.where(lengths > 0.0, (c.variance + c.mean**2) / lengths, 0.0), initial=0.0)
-    return np.asarray((c.variance <= 0.0) | (spread <= LEAST_VARIANCE * largest))
+        spread = np.where(lengths > 0.0, variance / lengths, 0.0)
+        squares = np.where(lengths > 0.0, (variance + mean**2) / lengths, 0.0)
+    largest = squares.max(axis=1, keepdims=True)
+    return np.asarray((variance <= 0.0) | (spread <= LEAST_VARIANCE * largest)).ravel()

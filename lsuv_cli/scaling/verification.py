@@ -164,7 +164,7 @@ class _Measuring:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = find_noise(self.pieces, moments, self.needs)
+        noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
         moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
         return ModelMoments(moments, tuple(warnings))
 

@@ -133,7 +133,8 @@ def _restored(report: Report, carried: Carried, settings: Settings) -> list[Laye
         if layer.status is not Status.NOT_HOME:
             return layer
         assert layer.variance is not None
-        within = abs(layer.variance / (layer.target or 1.0) - 1) <= settings.tol
+        # Of layers that were fine in the file, only one that shares its weight may be outside by itself.
+        within = not layer.shared or abs(layer.variance / (layer.target or 1.0) - 1) <= settings.tol
         return replace(layer, status=Status.OK if within else Status.TIED, notes=layer.notes[:-1])
 
     return [restored(layer) for layer in report.layers]

@@ -126,6 +126,17 @@ def test_a_constant_channel_of_a_depthwise_convolution_keeps_its_row():
     assert np.allclose(by_channel(values(done.model, {"x": x}, ["y"])["y"], 1)[1], [1, 0, 1], atol=1e-3)
 
 
+def test_a_faint_group_is_not_dead():
+    """A group's channels are compared with one another only: its input may be a million times smaller."""
+    x = normal(16, 3, 8, 8) * np.array([1, 1e-7, 1], np.float32)[:, None, None]
+    done = initialize(
+        model("g (float[N,3,8,8] x) => (y) { y = Conv<group=3>(x, W) }", W=normal(3, 1, 3, 3)), x, scale="channel"
+    )
+    assert done.report.layers[0].channels is not None
+    assert done.report.layers[0].channels.dead == 0
+    assert_unit(values(done.model, {"x": x}, ["y"])["y"], 1, False)
+
+
 def test_a_layer_without_a_live_channel_is_dead():
     proto = model("g (float[N,6] x) => (y) { y = Gemm(x, W) }", W=np.zeros((6, 5), np.float32))
     done = initialize(proto, ROWS, scale="channel", pre_init="keep")
