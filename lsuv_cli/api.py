@@ -198,7 +198,7 @@ def compare(
                 continue
             pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
             changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
+            job = Job(file.copy(), changed, sources, listen)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
 
@@ -218,9 +218,3 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 from lsuv_cli.errors import DeviceError, ModelError, OutputError
+from lsuv_cli.model.file import is_elsewhere
+from lsuv_cli.model.flatten import constant_value
 from lsuv_cli.scaling.model_builder import StageModel
 
 Array = NDArray[Any]
@@ -40,6 +42,8 @@ BROKEN = ["MatMulScaleFusion", "GemmTransposeFusion"]
 BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
 # ConstantSharing merges equal tensors; a BatchNormalization in training mode may then overwrite its own scale.
 BROKEN_IN_TRAINING = ["ConstantSharing"]
+
+COPIED = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "int64", "int32", "bool"))
 
 SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
@@ -168,7 +172,8 @@ def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int
     names = [o.name for o in session.get_outputs()]
     with translated():
         fetched = session.run_with_ort_values(names, values)
-    return {name: to_numpy(value) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
+    # Copies, because an array of a session's output keeps the session's memory.
+    return {name: np.array(to_numpy(value)) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
 
 
 def open_without_weights(model: onnx.ModelProto) -> None:
@@ -177,12 +182,17 @@ def open_without_weights(model: onnx.ModelProto) -> None:
     bare.functions.extend(model.functions)
     body = bare.graph
     body.name = model.graph.name or "graph"
-    body.node.extend(model.graph.node)
+    for node in model.graph.node:
+        value = constant_value(node, node.output[0]) if node.output else None
+        if isinstance(value, TensorProto) and is_elsewhere(value):
+            body.input.append(helper.make_tensor_value_info(node.output[0], value.data_type, list(value.dims)))
+        else:
+            body.node.append(node)
     body.output.extend(model.graph.output)
     listed = {t.name for t in model.graph.initializer}
     body.input.extend(i for i in model.graph.input if i.name not in listed)
     for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > SMALL_TENSOR:
+        if is_elsewhere(tensor) or tensor.ByteSize() > SMALL_TENSOR:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             body.initializer.append(tensor)
@@ -231,6 +241,7 @@ class Session:
                 providers=device.providers,
                 disabled_optimizers=_broken(model.proto),
             )
+        self._weight_bytes = sum(array.nbytes for array in model.tensors.values())
         self._probed = [name for probe in model.probes for name in probe.fetches]
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
@@ -245,9 +256,23 @@ class Session:
         with translated():
             self._session.run_with_iobinding(binding)
         fetched = binding.get_outputs()
-        kept = dict(zip(self.model.fetches, fetched, strict=False))
+        kept = {name: self._outliving(value) for name, value in zip(self.model.fetches, fetched, strict=False)}
         numbers = iter(fetched[len(self.model.fetches) :])
         return kept, [[next(numbers).numpy() for _ in probe.fetches] for probe in self.model.probes]
+
+    def _outliving(self, value: Any) -> Any:
+        """A value that may wait for long.
+
+        onnxruntime keeps the memory of a session, weights included, while any of its outputs lives. So an output on the
+        host that is smaller than the weights is copied.
+        """
+        size = _size(value)
+        if value.device_name() != "cpu" or not 0 < size < self._weight_bytes or value.data_type() not in COPIED:
+            return value
+        array = np.ascontiguousarray(value.numpy())
+        copy = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype)  # owns its memory
+        copy.update_inplace(array)
+        return copy
 
     def to_device(self, array: Array) -> Any:
         return _from_numpy(array, self.device)

@@ -43,7 +43,7 @@ from lsuv_cli.scaling.stages import Stage
 
 Array = NDArray[Any]
 
-# A model with more bytes of weights is verified in pieces, and opened without its weights.
+# A model with more bytes of weights is verified in pieces of half as many, and opened without its weights.
 VERIFY_BYTES = 256 << 20
 # Root mean square of a layer's input below which the layer's output may be nothing but rounding.
 SUSPICIOUS_INPUT = 1e-4
@@ -100,14 +100,13 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
 
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
-    size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
     try:
-        if size > VERIFY_BYTES:
+        if _weight_bytes(look.graph) > VERIFY_BYTES:
             runtime.open_without_weights(file.proto)
             return {}, []
         model: str | bytes = str(file.path)
         if file.path is None or not _is_utf8(str(file.path)):
-            model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
+            model = b"".join(file.chunks())  # onnxruntime takes no path that is not UTF-8
         return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
@@ -130,7 +129,8 @@ class _Measuring:
             retype,
             units,
         )
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
+        whole = _weight_bytes(look.graph) <= VERIFY_BYTES
+        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
         self.rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
@@ -321,6 +321,10 @@ class _Measuring:
         _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
         gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
         return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
+
+
+def _weight_bytes(graph: Graph) -> int:
+    return sum(graph.nbytes(name) for name in graph.tensors)
 
 
 def _is_utf8(text: str) -> bool:
