@@ -256,8 +256,7 @@ def compare(
             if name == PreInit.KEEP:
                 reports[name] = Job(file, checked, sources, listen, with_sums=True).look("measure")
                 continue
-            copy = ModelFile(_copied(file.proto), file.directory, file.name)
-            job = Job(copy, settings, sources, listen, with_sums=True)
+            job = Job(file.copy(), settings, sources, listen, with_sums=True)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
 
@@ -315,9 +314,3 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from lsuv_cli.layer_reports import Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, layers, prepare
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model.draft import Draft, serialized
+from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import LayerSet
@@ -60,15 +61,24 @@ class Initialized:
     With `like`, `weights` is that checkpoint with the initialized values.
     """
 
-    model: onnx.ModelProto | None
     report: Report
     weights: dict[str, Array] | None = None
+    _file: ModelFile | None = None
+
+    @functools.cached_property
+    def model(self) -> onnx.ModelProto | None:
+        """The model, read from the output when it is asked for; None if its weights are in a file beside the output."""
+        return None if self._file is None else self._file.embedded()
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The model as the bytes of an ONNX file, a few megabytes at a time."""
+        if self._file is None:
+            raise LsuvError("the model's weights are in a file beside the output; read it from there")
+        return self._file.chunks()
 
     def to_bytes(self) -> bytes:
         """The model as the bytes of an ONNX file."""
-        if self.model is None:
-            raise LsuvError("the model's weights are in a file beside the output; read it from there")
-        return serialized(self.model)
+        return b"".join(self.chunks())
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ class Job:
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
-            return Initialized(self.file.proto if draft.in_memory else None, report, home)
+            return Initialized(report, home, draft.in_memory() if dry_run else draft.result)
 
     def _plan(self, prepared: Prepared) -> Plan:
         graph, chosen = prepared.graph, prepared.layers.layers

@@ -124,7 +124,7 @@ def _initialized(
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
-        terminal.write_bytes(done.to_bytes())
+        terminal.write_model(done.chunks())
     return wording.report_as_typed(done.report)
 
 

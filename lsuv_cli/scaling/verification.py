@@ -46,7 +46,7 @@ from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
 Array = NDArray[Any]
 
-# A model with more bytes of weights is verified in pieces, and opened without its weights.
+# A model with more bytes of weights is verified in pieces of half as many, and opened without its weights.
 VERIFY_BYTES = 256 << 20
 # |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
@@ -110,12 +110,12 @@ def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelM
 
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
-    size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    is_large = _weight_bytes(look.graph) > VERIFY_BYTES
     model: str | bytes = str(file.path)
-    if size <= VERIFY_BYTES and (file.path is None or not _is_utf8(str(file.path))):
-        model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
+    if not is_large and (file.path is None or not _is_utf8(str(file.path))):
+        model = b"".join(file.chunks())  # onnxruntime takes no path that is not UTF-8
     try:
-        if size > VERIFY_BYTES:
+        if is_large:
             runtime.open_without_weights(file.proto)
             return {}, []
         return runtime.run_whole(model, needs.few, needs.device.threads), []
@@ -126,7 +126,7 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
         # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
         # optimizers leave, such as a network without its Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
-            if size > VERIFY_BYTES:
+            if is_large:
                 raise
             return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
         return {}, []
@@ -138,7 +138,8 @@ class _Measuring:
     def __init__(self, look: Look, needs: Pass, retype: Retype, wanted: Wanted) -> None:
         self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
         self.wanted = wanted
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
+        whole = _weight_bytes(look.graph) <= VERIFY_BYTES
+        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
@@ -298,6 +299,10 @@ class _Measuring:
                     "Please report it, with the model if you can"
                 )
         return warnings
+
+
+def _weight_bytes(graph: Graph) -> int:
+    return sum(graph.nbytes(name) for name in graph.tensors)
 
 
 def _is_utf8(text: str) -> bool:
