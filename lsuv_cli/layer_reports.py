@@ -195,7 +195,7 @@ def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recur
 def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:
     moments = findings.verified.get(layer.output)
     notes = list(layer.notes)
-    if layer.output in findings.noise or (moments is not None and moments.noise):
+    if moments is not None and (moments.noise or (layer.output in findings.noise and not moments.is_zero)):
         notes.append("its output is nothing but rounding errors")
     elif moments is not None and moments.disputed is not None:
         notes.append(

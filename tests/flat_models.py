@@ -282,7 +282,8 @@ def _for(flat: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     part = onnx.ModelProto()
     part.CopyFrom(flat)
     _put(part, nodes[::-1])
-    inputs = [i for i in part.graph.input if i.name in needed]
+    listed = {t.name for t in part.graph.initializer}  # before IR version 4, among the inputs too
+    inputs = [i for i in part.graph.input if i.name in needed or i.name in listed]
     del part.graph.input[:]
     part.graph.input.extend(inputs)
     del part.graph.output[:]

@@ -100,6 +100,11 @@ class Moments:
     def finite(self) -> bool:
         return math.isfinite(self.mean) and math.isfinite(self.variance)
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether the value does not vary at all."""
+        return self.finite and self.variance == 0.0
+
     def times(self, factor: float) -> Moments:
         """The moments of factor·y."""
         if factor == 1.0:
