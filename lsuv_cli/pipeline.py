@@ -28,19 +28,21 @@ from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft, serialized
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import LayerSet
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
-from lsuv_cli.scaling import algorithm, devices, memory_needs, runner, stages, verification, weights
+from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
-from lsuv_cli.scaling.verification import ModelMoments
-from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.scaling.verification import ModelMoments, Wanted
+from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
@@ -88,6 +90,7 @@ class Job:
     data: Data | Sequence[str] | None
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
+    with_sums: bool = False  # measure residual sums too
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -98,6 +101,13 @@ class Job:
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
+        measuring = {
+            "bias='center'": settings.bias is Bias.CENTER,
+            "scale='channel'": settings.scale is Scale.CHANNEL,
+            "residual='bounded'": settings.residual is Residual.BOUNDED,
+        }
+        for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
+            raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
@@ -106,7 +116,7 @@ class Job:
             matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
-            plan = stages.cut(prepared.graph, prepared.layers.layers)
+            plan = self._plan(prepared)
             findings = Findings(plan, given=before)
             trials = 0
             if not dry_run:
@@ -124,11 +134,28 @@ class Job:
                 trials=trials,
                 memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
                 carried=account,
+                sums=layer_reports.of_sums(
+                    self._sums(prepared.graph, prepared.every), prepared.every, findings.verified
+                ),
             )
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
             return Initialized(self.file.proto if draft.in_memory else None, report, home)
+
+    def _plan(self, prepared: Prepared) -> Plan:
+        graph, chosen = prepared.graph, prepared.layers.layers
+        if self.settings.residual is Residual.KEEP:
+            return stages.cut(graph, chosen)
+        depth = stages.depths(graph, chosen)
+        sums = residuals.find(graph, prepared.every.layers, depth)
+        return stages.cut(graph, chosen, sums=residuals.bounded(sums, chosen, depth, self.settings.target_variance))
+
+    def _sums(self, graph: Graph, every: LayerSet) -> tuple[Sum, ...]:
+        """The residual sums, where they are wanted."""
+        if not self.with_sums and self.settings.residual is Residual.KEEP:
+            return ()
+        return residuals.find(graph, every.layers, stages.depths(graph, every.layers))
 
     def _tensors_for_home(
         self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
@@ -178,15 +205,18 @@ class Job:
     def look(self, command: str) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs."""
         run = self._open()
-        graph, every = run.look.graph, run.look.layers
+        graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
-        verified = self._measured(phase, self.file, run.look, run).moments if run.data else {}
+        sums = self._sums(graph, every)
+        wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
+        verified = self._measured(phase, self.file, run.look, run, wanted).moments if run.data else {}
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
         entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
-        return self._report(command, entries, run, stages=len(plan.stages))
+        shown = layer_reports.of_sums(sums, every, verified)
+        return self._report(command, entries, run, stages=len(plan.stages), sums=shown)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -256,6 +286,8 @@ class Job:
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
         measured = ModelMoments({})
+        by_channel = frozenset(x.output for x in prepared.layers.layers if x.by_channel or x.is_centred)
+        wanted = Wanted(channels=by_channel, sums=tuple(s.output for s in self._sums(prepared.graph, prepared.every)))
 
         def verify() -> Mapping[str, Moments]:
             nonlocal measured
@@ -264,7 +296,7 @@ class Job:
             written = draft.finish(self._metadata(run.data))
             self._took("writing", begun)
             if run.data is not None:
-                measured = self._measured("verifying", written, prepare.look(written, run.branches), run)
+                measured = self._measured("verifying", written, prepare.look(written, run.branches), run, wanted)
             self.begun_phase = time.perf_counter()
             return measured.moments
 
@@ -285,12 +317,19 @@ class Job:
         self.warnings += measured.warnings
         return findings, scaled.trials if scaled else 0
 
-    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
+    def _measured(
+        self,
+        phase: str,
+        file: ModelFile,
+        look: Look,
+        run: _Run,
+        wanted: Wanted = Wanted(),  # noqa: B008
+    ) -> ModelMoments:
         """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
-        measured = verification.measure(file, look, needs, units=phase == "inspecting")
+        measured = verification.measure(file, look, needs, wanted)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
 
@@ -304,6 +343,8 @@ class Job:
             "seed": settings.seed,
             "pre_init": settings.pre_init,
             "bias": settings.bias,
+            **({"scale": settings.scale} if settings.scale is not Scale.LAYER else {}),
+            **({"residual": settings.residual} if settings.residual is not Residual.KEEP else {}),
             "target_variance": settings.target_variance if settings.rescale else "none",
             "tolerance": settings.tol,
             "samples": data.samples if data else 0,

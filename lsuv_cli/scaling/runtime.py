@@ -52,12 +52,14 @@ def refusal(model: str | bytes) -> str:
     return ""
 
 
-def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array]:
-    """Open a model as it is and run it without optimizers. Returns those of its outputs that are tensors.
+def run_whole(
+    model: str | bytes, batch: Mapping[str, Array], threads: int, *, optimized: bool = False
+) -> dict[str, Array]:
+    """Open a model as it is and run it, as a rule without optimizers. Returns those of its outputs that are tensors.
 
     `Unsupported` if the CPU has no kernel for one of its operators; a model that onnxruntime refuses is an error.
     """
-    options = _options(optimized=False)
+    options = _options(optimized=optimized)
     options.intra_op_num_threads = threads
     with translated("onnxruntime does not take the model"):
         session = ort.InferenceSession(model, options, providers=[CPU])
