@@ -210,12 +210,12 @@ def _case(name: str, model: onnx.ModelProto, dtype: str, data: Array, device: De
     off = {key: _distance(array, expected[key]) for key, array in found.items()}
     where = max(off, key=lambda key: off[key])
     equal = all(np.array_equal(array, runs[1][0][key]) for key, array in found.items())
-    wrong = ""
+    fault = ""
     if statuses != {Status.OK}:
-        wrong = f"layers are {', '.join(sorted(statuses))}"
+        fault = f"layers are {', '.join(sorted(statuses))}"
     elif not off[where] <= limit:
-        wrong = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
-    return Case(name, dtype, off[where], where, limit, equal, wrong)
+        fault = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
+    return Case(name, dtype, off[where], where, limit, equal, fault)
 
 
 def _request(device: Device) -> str:

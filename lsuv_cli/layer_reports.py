@@ -166,9 +166,11 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     turn = turns.get(layer.output)
     if not turns:
         return Status.PLANNED if dry_run else Status.PRE_INITIALIZED
+    found = verified.get(layer.output)
     if turn is not None and turn.status is not Status.OK:
-        return turn.status
-    status = judge(verified.get(layer.output), turn or Turn(None, target=layer.target), settings.tol)
+        # Noise takes a scale that is likely to leave the weight's type.
+        return Status.DEAD if turn.status is Status.OVERFLOW and found is not None and found.noise else turn.status
+    status = judge(found, turn or Turn(None, target=layer.target), settings.tol)
     if layer.weight.base in findings.pooled:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}

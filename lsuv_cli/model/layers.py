@@ -311,7 +311,7 @@ class _LayerFinder:
             notes.append("weight folded into one tensor")
         if weight.dropped:
             notes.append("its weight is dropped at random")
-        module = self.modules.of(node)
+        module = self.modules.of(node, weight.base)
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
     def _chooser(self, name: str) -> str:

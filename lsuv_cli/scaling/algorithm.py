@@ -138,14 +138,17 @@ class _Trial:
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
         target = self._target(users[0], outputs[0], measured)
         users = [replace(layer, target=target) for layer in users]
-        solution = self._solve(users, running, pooled(outputs))
+        live = [y for x, y in zip(users, outputs, strict=True) if x.output not in self.state.dead]
+        solution = self._solve(users[0], running, live)
         undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), None)
         written = self.writer.write(users, running, solution, outputs, undone)
         for layer, moments in zip(users, outputs, strict=True):
             self.scales[layer.output] = written.factor(layer)
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
-            self.turns[layer.output] = Turn.of(layer, variance, written.solution, running.factor)
+            turn = Turn.of(layer, variance, written.solution, running.factor)
+            is_dead = layer.output in self.state.dead
+            self.turns[layer.output] = replace(turn, status=Status.DEAD) if is_dead else turn
 
     def _target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments]) -> float:
         """A layer's target: its own, or the one that bounds the residual stream it adds to."""
@@ -157,13 +160,13 @@ class _Trial:
             found = found.times(self._pending_factor(layer) * (layer.norm_factor or 1.0))
         return self.streams.target(place, layer.target, y, found, joint)
 
-    def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> Solution:
-        """The scale of a weight: from the moments of its layers' outputs, unless the last verification decided it."""
-        layer = users[0]
-        if any(x.output in self.state.dead for x in users):
+    def _solve(self, layer: Layer, running: RunningWeight, live: Sequence[Moments]) -> Solution:
+        """The scale of a weight: from the moments of its live layers' outputs, unless verification decided it."""
+        if not live:
             return Solution(status=Status.DEAD)
         if layer.weight.base in self.state.feedback:
             return Solution(self.state.feedback[layer.weight.base] / running.factor)
+        y = pooled(live)
         if layer.is_centred and y.finite:
             y = without_means(y)
         if layer.by_channel:

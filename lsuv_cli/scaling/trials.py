@@ -5,7 +5,8 @@
    cut anew, with no layer's scale pending on another layer, and the trial begins again.
 3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled. Noise that
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
-   scaled-up noise, is freed, and the next trial scales it; a layer can be freed once.
+   scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
+   bias), it is dead for good.
 4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,8 @@ from lsuv_cli.scaling.moments import Floats, Moments, pooled
 from lsuv_cli.scaling.solve import Solution
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.settings import PreInit, Settings
+
+MOST_FREED = 3  # times that a layer is given another chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,8 @@ class Trials:
         self.turns: dict[str, Turn] = {}
         # Layer output that is rounding noise -> the turn to undo in the next trial, or None once it is undone.
         self.dead: dict[str, Turn | None] = {}
-        self.freed: set[str] = set()  # layers that were dead only because of scaled-up noise in front of them
+        self.freed: Counter[str] = Counter()  # layers that were dead because of noise in front of them, how many times
+        self.lost: set[str] = set()  # layers at which noise began although they had been freed
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -108,8 +113,9 @@ class Trials:
         scaled = {k: turn for k, turn in self.turns.items() if turn.status is Status.OK}
         noise = {k: turn for k, turn in scaled.items() if verified[k].noise and k not in self.dead}
         alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
-        freed = alive - self.freed
-        self.freed |= freed
+        self.lost |= {k for k in noise if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        freed = alive - self.lost
+        self.freed.update(freed)
         self.dead = {k: turn for k, turn in (self.dead | noise).items() if k not in freed}
         self.anew = bool(noise or freed)
         first = set(self.feedback)
@@ -128,10 +134,9 @@ class Trials:
         """The largest |Var / target - 1| among the layers that can be scaled."""
         worst = 0.0
         for base, users in by_tensor(self.layers).items():
-            turns = [self.turns[x.output] for x in users if x.output in self.turns]
-            found = [verified[x.output] for x in users if x.output in self.turns]
-            if base in self.feedback:
-                found = self.live(users, verified)
-            if found and all(turn.status is Status.OK for turn in turns):
+            scaled = [x.output for x in users if x.output in self.turns and x.output not in self.dead]
+            turns = [self.turns[output] for output in scaled]
+            found = self.live(users, verified) if base in self.feedback else [verified[output] for output in scaled]
+            if found and turns and all(turn.status is Status.OK for turn in turns):
                 worst = max(worst, turns[0].deviation(pooled(found)))
         return worst

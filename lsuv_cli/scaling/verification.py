@@ -111,21 +111,24 @@ def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelM
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
     size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    model: str | bytes = str(file.path)
+    if size <= VERIFY_BYTES and (file.path is None or not _is_utf8(str(file.path))):
+        model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
     try:
         if size > VERIFY_BYTES:
             runtime.open_without_weights(file.proto)
             return {}, []
-        model: str | bytes = str(file.path)
-        if file.path is None or not _is_utf8(str(file.path)):
-            model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
-        return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
+        return runtime.run_whole(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
         return {}, [f"{problem}; what stands in front of it was measured, the file as a whole could not be opened"]
     except Unsupported:
-        # The CPU has no kernels for bfloat16 products, say; but all it ever had for an older operator set is gone.
+        # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
+        # optimizers leave, such as a network without its Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
-            raise
+            if size > VERIFY_BYTES:
+                raise
+            return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
         return {}, []
 
 
@@ -162,7 +165,7 @@ class _Measuring:
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
         noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
-        moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
+        moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
         return ModelMoments(moments, tuple(warnings))
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
