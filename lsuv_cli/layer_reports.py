@@ -89,6 +89,9 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("bias kept")
             if turn is not None and turn.centred:
                 notes.append("bias centred")
+            found = findings.verified.get(layer.output)
+            if turn is not None and turn.status is Status.DEAD and found is not None and found.channels is not None:
+                notes.append("every channel of its output is constant")
             if turn is not None and turn.dead is not None and turn.dead.any():
                 notes.append(f"{turn.dead.sum()} of {len(turn.dead)} channels are dead: constant, and not scaled")
         entry = _entry(prepared.graph, layer, status, findings)
@@ -227,13 +230,15 @@ def _channels(turn: Turn | None, moments: Moments | None) -> ChannelsReport | No
         return None
     mean, variance = moments.channels.mean, moments.channels.variance
     live = np.ones(len(mean), bool) if turn.dead is None else ~turn.dead
-    scales = turn.scale * turn.ratios[live] if turn.ratios is not None else None
+    if turn.status is Status.DEAD:
+        live[:] = False
+    scales = turn.scale * turn.ratios[live] if turn.ratios is not None and live.any() else None
     return ChannelsReport(
         count=len(mean),
         dead=int((~live).sum()),
         largest_mean=float(np.abs(mean).max()),
-        least_variance=float(variance[live].min()),
-        most_variance=float(variance[live].max()),
+        least_variance=float(variance[live].min(initial=math.inf)) if live.any() else 0.0,
+        most_variance=float(variance[live].max(initial=0.0)),
         least_scale=None if scales is None else float(scales.min()),
         most_scale=None if scales is None else float(scales.max()),
     )
