@@ -98,7 +98,9 @@ def run(seed: int, first: int, end: float, last: int | None = None) -> Iterator[
                     return
         if child.returncode == 0:
             return
-        if phase == "lsuv":
+        if child.returncode == -signal.SIGALRM:
+            yield [Finding(seed, number, "slow", "", f"more than {SECONDS} s, in the phase {phase}")], {"cases": 1}
+        elif phase == "lsuv":
             yield [Finding(seed, number, "crash", "", f"exit code {child.returncode}")], {"cases": 1}
         else:
             yield [], {"cases that crash onnxruntime without lsuv": 1}

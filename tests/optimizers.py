@@ -41,7 +41,9 @@ class Chain:
     """One random graph."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.nodes, self.tensors, self.last = rng, [], [], "x"
+        self.rng, self.last = rng, "x"
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
         self.shape = tuple(self.pick(SIZES) for _ in range(self.pick([1, 2, 2, 3, 4, 4])))
         self.x = rng.standard_normal(self.shape).astype(np.float32)
         self.opset = self.pick([11, 13, 17, 18, 21])
@@ -94,8 +96,8 @@ class Chain:
         elif kind == "conv" and r > 2:
             group = self.pick([1, s[1]])
             kernel = [self.pick([1, min(2, d), min(3, d)]) for d in s[2:]]
-            bias = [self.constant(group * 2)] if self.pick([0, 1]) else []
-            self.add("Conv", y, self.constant(group * 2, s[1] // group, *kernel), *bias, group=group)
+            added = [self.constant(group * 2)] if self.pick([0, 1]) else []
+            self.add("Conv", y, self.constant(group * 2, s[1] // group, *kernel), *added, group=group)
         elif kind in {"factor", "shift"} and r:
             shape = self.pick(
                 [(), (1,), s[-1:], (1,) * (r - 1) + s[-1:], (s[1], *[1] * (r - 2)) if r > 1 else (1,), (1, *s)]
