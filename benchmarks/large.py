@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -59,7 +60,7 @@ def bert(path: Path, layers: int = 12, width: int = 768, words: int = 30522, len
     rng = np.random.default_rng(0)
     graph = onnx.GraphProto(name="bert")
 
-    def add(op: str, inputs: str, output: str, **attributes: object) -> str:
+    def add(op: str, inputs: str, output: str, **attributes: Any) -> str:
         graph.node.append(helper.make_node(op, inputs.split(), [output], output, **attributes))
         return output
 

@@ -1,4 +1,4 @@
-/* cuBLAS without arithmetic. Functions that are not here succeed and do nothing (build.py). */
+/* cuBLAS without arithmetic. Functions that are not here succeed and do nothing (cuda_libraries.py). */
 #include <stdlib.h>
 
 int cublasCreate_v2(void **made) { *made = calloc(1, 64); return 0; }

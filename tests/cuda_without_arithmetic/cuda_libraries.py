@@ -1,6 +1,6 @@
 """Build the libraries that the CUDA provider of onnxruntime-gpu wants, without arithmetic.
 
-`python build.py FOLDER` leaves them in FOLDER; `LD_LIBRARY_PATH=FOLDER lsuv ... --device cuda` runs on them. The
+`python cuda_libraries.py FOLDER` leaves them in FOLDER; `LD_LIBRARY_PATH=FOLDER lsuv ... --device cuda` runs on them. The
 headers come from PyPI, not into the environment, where onnxruntime would find the real runtime. What the provider
 imports and the C files here do not define is a function that succeeds and does nothing.
 """
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,10 +97,10 @@ def _defined(compiler: str, source: Path, include: Path, folder: Path) -> set[st
     return {line.split()[2] for line in _run("nm", made).splitlines() if " T " in line}
 
 
-def _stubs(symbols: object) -> str:
+def _stubs(symbols: Iterable[str]) -> str:
     """Functions that succeed; those that make a handle make one."""
     lines = ["#include <stdlib.h>"]
-    for symbol in symbols:  # type: ignore[attr-defined]
+    for symbol in symbols:
         if re.search(r"Create(?:\w*Descriptor)?$", symbol):
             lines.append(f"int {symbol}(void **made) {{ *made = calloc(1, 64); return 0; }}")
         else:
