@@ -1,4 +1,4 @@
-"""LSUV initialization for ONNX models: four functions, and the types of their arguments, results and errors."""
+"""LSUV initialization for ONNX models: five functions, and the types of their arguments, results and errors."""
 
 from lsuv_cli.version import __version__
 
@@ -6,15 +6,16 @@ TYPE_CHECKING = False  # type checkers know this name; importing it from typing 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
+    from lsuv_cli.api import Diagnosis, Initialized, compare, doctor, initialize, inspect, measure
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import LayerReport, Report, Status
-    from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
+    from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings, SettingsDict, Tied
 
 __all__ = [
     "Bias",
     "DataError",
     "DeviceError",
+    "Diagnosis",
     "ExitCode",
     "Initialized",
     "LayerReport",
@@ -23,12 +24,15 @@ __all__ = [
     "OutputError",
     "PreInit",
     "Report",
+    "Residual",
+    "Scale",
     "Settings",
     "SettingsDict",
     "Status",
     "Tied",
     "__version__",
     "compare",
+    "doctor",
     "initialize",
     "inspect",
     "measure",

@@ -1,4 +1,4 @@
-"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`.
+"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`; and `doctor` for devices.
 
 The command line is a thin shell over them.
 """
@@ -9,13 +9,15 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
+from lsuv_cli import examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -23,14 +25,75 @@ from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import (
+    ABOUT,
+    CHECK_TOL,
+    EXAMINE,
+    JUDGE,
+    LOOK,
+    Bias,
+    PreInit,
+    Residual,
+    Scale,
+    Settings,
+    SettingsDict,
+)
 
-__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
+__all__ = [
+    "Data",
+    "Diagnosis",
+    "Initialized",
+    "Model",
+    "Paths",
+    "compare",
+    "doctor",
+    "initialize",
+    "inspect",
+    "measure",
+]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
-INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
+LSUV = "lsuv"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "center": {"bias": Bias.CENTER},
+    "channel": {"scale": Scale.CHANNEL},
+    "bounded": {"residual": Residual.BOUNDED},
+}
+"""The options of LSUV that `compare` takes behind its name, as in lsuv+center."""
+INITS = (LSUV, "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class Keywords(SettingsDict, total=False):
+    """The keywords that all functions share: the settings, and what a caller wants to hear and to draw."""
+
+    listen: Listener
+    drawn: Mapping[str, StrPath] | None
+
+
+class InitializeKeywords(Keywords, total=False):
+    """The keywords of `initialize` besides what it makes."""
+
+    force: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call's keywords, taken apart."""
+
+    settings: Settings
+    listen: Listener = silent
+    drawn: Mapping[str, StrPath] | None = None
+    force: bool = False
+
+    @classmethod
+    def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
+        """Take keywords apart; those that are not the call's own must be settings."""
+        own = {k: v for k, v in given.items() if k in {"listen", "drawn", *own_too}}
+        settings = {k: v for k, v in given.items() if k not in own}
+        return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
+
 
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
@@ -71,11 +134,8 @@ def initialize(
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    force: bool = False,
     dry_run: bool = False,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[InitializeKeywords],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
 
@@ -87,8 +147,8 @@ def initialize(
         weights: a .safetensors or .npz file for the initialized tensors alone, under the names they had in PyTorch.
         like: the network's checkpoint as it was exported, a .safetensors or .npz file or a mapping of names to arrays.
             Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
-        force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
+        force: overwrite files that exist. Default: False.
         {listen}
         {drawn}
 
@@ -97,13 +157,14 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords, "force")
     with _opened(model) as file:
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, checked, as_sources(data), listen, before)
+        job = Job(file, call.settings, as_sources(data), call.listen, before)
         if weights is not None:
             named.check(weights)
-        targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
+        wanted = {"`output`": None if dry_run else output, "`weights`": weights}
+        targets = job.targets(call.drawn, wanted, call.force)
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
@@ -111,10 +172,7 @@ def initialize(
 def measure(
     model: Model,
     data: Data | Paths,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
 
@@ -127,10 +185,12 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of({"tol": CHECK_TOL, **settings})
+    call = _Call.of(keywords, tol=CHECK_TOL)
+    if data is None:
+        raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
-        job = Job(file, checked, as_sources(data), listen)
-        job.targets(drawn)
+        job = Job(file, call.settings, as_sources(data), call.listen)
+        job.targets(call.drawn)
         return job.look("measure")
 
 
@@ -138,9 +198,7 @@ def measure(
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
-    *,
-    listen: Listener = silent,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
 
@@ -148,13 +206,16 @@ def inspect(
         {model}
         {data}
         {listen}
+        {drawn}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords)
     with _opened(model) as file:
-        return Job(file, checked, as_sources(data), listen).look("inspect")
+        job = Job(file, call.settings, as_sources(data), call.listen, with_sums=True)
+        job.targets(call.drawn)
+        return job.look("inspect")
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
@@ -162,45 +223,81 @@ def compare(
     model: Model,
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> dict[str, Report]:
     """A report for each of several initializations of the same model. Nothing is written.
 
     Arguments:
         {model}
         {data}
-        inits: names, as a list or with commas between them: "lsuv"; "keep", the model as given; or another
-            pre-initialization (see `pre_init`), which is then not scaled.
+        inits: names, as a list or with commas between them: "lsuv"; "lsuv" with options behind plus signs, as in
+            "lsuv+center+channel" (bias="center", scale="channel"; "bounded" is residual="bounded"); "keep", the model
+            as given; or another pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
 
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
     """
-    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
-    known = ("lsuv", *PreInit)
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
-    checked = Settings.of(settings)
+    listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
+    names = [str(name).strip() for name in listed if str(name).strip()]
+    call = _Call.of(keywords)
+    chosen = _initializations(names, call.settings)
+    checked, listen = call.settings, call.listen
+    if data is None:
+        raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
         sources = list(sources)  # iterated once for each initialization
     reports = {}
     with _opened(model) as file:
-        Job(file, checked, sources, listen).targets(drawn)
-        for name in dict.fromkeys(names):
+        Job(file, checked, sources, listen).targets(call.drawn)
+        for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen).look("measure")
+                reports[name] = Job(file, checked, sources, listen, with_sums=True).look("measure")
                 continue
-            pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
-            changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
+            job = Job(file.copy(), settings, sources, listen, with_sums=True)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return reports
+
+
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
+
+
+def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Settings]:
+    """The settings of each initialization to compare; those that are not "lsuv" are not scaled."""
+    unscaled = replace(
+        checked,
+        rescale=False,
+        bias=Bias.ZERO if checked.bias is Bias.CENTER else checked.bias,
+        scale=Scale.LAYER,
+        residual=Residual.KEEP,
+    )
+    unknown = []
+    found = {}
+    for name in names:
+        base, *options = name.split("+")
+        if base == LSUV and all(option in OPTIONS for option in options):
+            changes: dict[str, Any] = {key: value for option in options for key, value in OPTIONS[option].items()}
+            found[name] = replace(checked, rescale=True, **changes)
+        elif name in list(PreInit):
+            found[name] = replace(unscaled, pre_init=PreInit(name))
+        else:
+            unknown.append(name)
+    if unknown or not names:
+        known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
+        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
+    return found
 
 
 @contextlib.contextmanager
@@ -211,16 +308,9 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except (
-        Exception
-    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    except Exception as problem:
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

@@ -6,6 +6,7 @@ Shares no code with lsuv_cli: functions and branches are put in place here, valu
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,8 @@ from onnx.reference import ReferenceEvaluator
 from disguises import LAYER_OPS, inner_graphs, reads, renamed
 from random_models import Array, session
 
-VIEWS = {"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}
+VIEWS = {"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Dropout"}
 Batches = Sequence[Mapping[str, Array]]
 
 
@@ -67,7 +69,9 @@ def flatten(model: onnx.ModelProto, batches: Batches) -> onnx.ModelProto:
             for o, name in zip(branch.output, conditional.output, strict=True)
             if o.name not in new
         ]
-        flat.graph.initializer.extend(branch.initializer)
+        for tensor in branch.initializer:
+            flat.graph.initializer.add().CopyFrom(tensor)
+            flat.graph.initializer[-1].name = new.get(tensor.name, tensor.name)
         at = list(flat.graph.node).index(conditional)
         _put(flat, [*flat.graph.node[:at], *body, *flat.graph.node[at + 1 :]])
     return flat
@@ -134,10 +138,20 @@ def only_for_constants(flat: onnx.ModelProto) -> set[str]:
 
 
 def stored_type(flat: onnx.ModelProto, name: str) -> int:
-    for tensor in flat.graph.initializer:
+    for tensor in stored(flat):
         if tensor.name == name:
             return int(tensor.data_type)
     return TensorProto.FLOAT
+
+
+def stored(flat: onnx.ModelProto) -> Iterator[TensorProto]:
+    """The tensors of a model, under the names by which nodes read them: initializers, and values of Constant nodes."""
+    yield from flat.graph.initializer
+    for node in flat.graph.node:
+        for held in node.attribute if node.op_type == "Constant" else ():
+            if held.HasField("t"):
+                held.t.name = node.output[0]
+                yield held.t
 
 
 def layers(flat: onnx.ModelProto) -> list[Layer]:
@@ -186,8 +200,9 @@ def is_random(flat: onnx.ModelProto) -> bool:
 def measure(flat: onnx.ModelProto, batches: Batches, names: Sequence[str], times: int = 1) -> dict[str, list[float]]:
     """The variance of each value over all batches, in float64; several times where the model draws numbers."""
     found: dict[str, list[float]] = {name: [] for name in names}
-    for seed in range(times):
-        ort.set_seed(1000 + seed)
+    seeds = np.random.default_rng(0).integers(1, 2**31, times)  # neighbouring seeds give similar numbers
+    for seed in seeds:
+        ort.set_seed(int(seed))
         runs = run(flat, batches, names)
         for k, name in enumerate(names):
             found[name].append(variance([values[k] for values in runs]))
@@ -201,21 +216,28 @@ def pooled(flat: onnx.ModelProto, batches: Batches, names: Sequence[str]) -> flo
     return float(sum(v.var() * v.size for v in values) / max(sum(v.size for v in values), 1))
 
 
+def by_channel(flat: onnx.ModelProto, batches: Batches, layer: Layer, name: str) -> tuple[Array, Array]:
+    """The mean and the variance of each channel of a layer's output, over all batches."""
+    stored = {t.name for t in flat.graph.initializer}
+    makers = {output: node for node in flat.graph.node for output in node.output}
+
+    def is_constant(value: str) -> bool:
+        node = makers.get(value)
+        return value in stored or (node is not None and all(is_constant(x) for x in node.input if x))
+
+    axis = 1 if "Conv" in layer.node.op_type else -2 if is_constant(layer.node.input[0]) else -1
+    arrays = [np.asarray(values[0], np.float64) for values in run(flat, batches, [name])]
+    table = np.concatenate([np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in arrays])
+    return table.mean(axis=0), table.var(axis=0)
+
+
 def without(flat: onnx.ModelProto, weight: str) -> onnx.ModelProto:
     """The model with zeros for a weight."""
     copy = onnx.ModelProto()
     copy.CopyFrom(flat)
-    for tensor in [
-        *(t for t in copy.graph.initializer if t.name == weight),
-        *(
-            a.t
-            for n in copy.graph.node
-            if n.op_type == "Constant" and n.output[0] == weight
-            for a in n.attribute
-            if a.HasField("t")
-        ),
-    ]:
-        tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    for tensor in stored(copy):
+        if tensor.name == weight:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
     return copy
 
 
@@ -231,10 +253,15 @@ def variance(arrays: Sequence[Any]) -> float:
         return float(whole.var()) if whole.size else math.nan
 
 
-def by_reference(flat: onnx.ModelProto, batches: Batches, names: Sequence[str]) -> list[list[Array]]:
-    """Values by onnx's reference evaluator, everything that is float32 or float16 made double first."""
-    double = onnx.ModelProto()
-    double.CopyFrom(flat)
+def by_reference(
+    flat: onnx.ModelProto, batches: Batches, names: Sequence[str], doubled: bool = True
+) -> list[list[Array]]:
+    """Values by onnx's reference evaluator, everything that is float32 or float16 made double first, or nothing."""
+    double = _for(flat, names)
+    if not doubled:
+        evaluator = ReferenceEvaluator(double)
+        with np.errstate(all="ignore"):
+            return [evaluator.run(None, dict(batch)) for batch in batches]
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
     for tensor in double.graph.initializer:
         if tensor.data_type in floats:
@@ -252,12 +279,31 @@ def by_reference(flat: onnx.ModelProto, batches: Batches, names: Sequence[str]) 
     for item in double.graph.input:
         if item.type.tensor_type.elem_type in floats:
             item.type.tensor_type.elem_type = TensorProto.DOUBLE
-    del double.graph.output[:]
-    double.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     evaluator = ReferenceEvaluator(double)
+    read = {i.name for i in double.graph.input}
+    batches = [{k: v for k, v in batch.items() if k in read} for batch in batches]
     feeds = [{k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in batch.items()} for batch in batches]
     with np.errstate(all="ignore"):
         return [evaluator.run(None, feed) for feed in feeds]
+
+
+def _for(flat: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The part of a model that computes some values, with these as its outputs."""
+    needed, nodes = set(names), []
+    for node in reversed(flat.graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(reads(node))
+            nodes.append(node)
+    part = onnx.ModelProto()
+    part.CopyFrom(flat)
+    _put(part, nodes[::-1])
+    listed = {t.name for t in part.graph.initializer}  # before IR version 4, among the inputs too
+    inputs = [i for i in part.graph.input if i.name in needed or i.name in listed]
+    del part.graph.input[:]
+    part.graph.input.extend(inputs)
+    del part.graph.output[:]
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return part
 
 
 def _unfused(node: NodeProto) -> list[NodeProto]:
@@ -286,31 +332,57 @@ def _doubled(tensor: TensorProto) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 
 
-def noise(flat: onnx.ModelProto, batches: Batches, name: str, exact: bool = True) -> float:
+def noise(flat: onnx.ModelProto, batches: Batches, name: str, exact: bool = True, weight: str = "") -> float:
     """Root mean square of the errors that rounding makes in a value, relative to its standard deviation.
 
-    They are the difference from exact arithmetic, or, if that is not wanted or the reference evaluator does not run
-    the model, what errors of 1e-6 in the inputs make of it.
+    They are the difference from exact arithmetic, or, if that is not wanted, the model draws numbers, or the reference
+    evaluator does not run it, what small errors in inputs and tensors make of it; numbers drawn are the same. With
+    `weight`, the value is what that weight contributes to it.
     """
-    rounded = _joined(run(flat, batches, [name]))
-    other = rounded
-    if exact:
-        try:
-            other = _joined(by_reference(flat, batches, [name]))
-        except Exception:
-            exact = False
-    if not exact:
-        rng = np.random.default_rng(0)
+    flat = _for(flat, [name])
+    read = {i.name for i in flat.graph.input}
+    batches = [{k: v for k, v in batch.items() if k in read} for batch in batches]
+    rounded = _contribution(flat, batches, name, weight)
+    if exact and not is_random(flat) and not weight:
+        with contextlib.suppress(Exception):
+            return _difference(rounded, _joined(by_reference(flat, batches, [name])))
+    found = []
+    scales = {name for node in flat.graph.node if node.op_type in {"Resize", "Upsample"} for name in node.input[1:]}
+    for seed in range(3):  # noise of a few elements may happen to stay as it was
+        rng = np.random.default_rng(seed)
         moved = [{k: _moved(v, rng) for k, v in batch.items()} for batch in batches]
-        other = _joined(run(flat, moved, [name]))
-    error, spread = float(np.sqrt(np.mean((rounded - other) ** 2))), float(other.std())
+        copy = onnx.ModelProto()
+        copy.CopyFrom(flat)
+        for tensor in stored(copy):
+            if tensor.data_type in FLOATS and tensor.dims and tensor.name not in scales:
+                array = _moved(numpy_helper.to_array(tensor), rng)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        found.append(_difference(rounded, _contribution(copy, moved, name, weight)))
+    return max(found)
+
+
+def _contribution(flat: onnx.ModelProto, batches: Batches, name: str, weight: str) -> Array:
+    """A value on all batches, or the part of it that goes when a weight is zero."""
+    ort.set_seed(1000)
+    whole = _joined(run(flat, batches, [name]))
+    if not weight:
+        return whole
+    ort.set_seed(1000)
+    return whole - _joined(run(without(flat, weight), batches, [name]))
+
+
+def _difference(one: Array, other: Array) -> float:
+    """Root mean square of a difference, relative to the other's standard deviation."""
+    error, spread = float(np.sqrt(np.mean((one - other) ** 2))), float(other.std())
     return error / spread if spread else math.inf
 
 
 def _moved(array: Array, rng: np.random.Generator) -> Array:
+    """An array with a relative error in each number, of several units in the last place."""
     if array.dtype.kind != "f":
         return array
-    return (array * (1 + 1e-6 * rng.standard_normal(array.shape))).astype(array.dtype)
+    size = 4e-3 if array.dtype == np.float16 else 1e-6
+    return (array * (1 + size * rng.standard_normal(array.shape))).astype(array.dtype)
 
 
 def _joined(runs: Sequence[Sequence[Any]]) -> Array:

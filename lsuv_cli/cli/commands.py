@@ -124,7 +124,7 @@ def _initialized(
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
-        terminal.write_bytes(done.to_bytes())
+        terminal.write_model(done.chunks())
     return wording.report_as_typed(done.report)
 
 
@@ -195,7 +195,7 @@ def compare(
     model: o.Model,
     data: o.Sources = None,
     inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
-    settings: o.LookSettings,
+    settings: o.CompareSettings,
     plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
@@ -223,6 +223,24 @@ def compare(
             display.show_comparison(reports, terminal.console(stderr=False))
 
 
+@app.command(cls=o.Command, short_help="Does a device compute what the CPU does?")
+@o.spread
+def doctor(*, settings: o.ExamineSettings, json: o.Json = False) -> None:
+    """Tell what a device has, and try it in every type against the CPU; exit with 1 if something is off."""
+    with terminal.errors():
+        console = terminal.console()
+        from lsuv_cli import api
+        from lsuv_cli.cli import bedside
+
+        with terminal.progress(console, not json) as listen:
+            found = wording.diagnosis_as_typed(api.doctor(listen=listen, **settings.keywords()))
+        if json:
+            _print_json(found.to_json())
+        else:
+            terminal.write(bedside.block(found))
+    raise typer.Exit(int(found.exit_code))
+
+
 def _for_one_model(models: list[str], given: dict[str, str | None]) -> None:
     for option, value in given.items():
         if len(models) > 1 and value is not None:
@@ -244,6 +262,8 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
         if len(models) > 1:
             raise LsuvError(f"{len(models)} models were given; say where they go with --output-dir")
         path = Path(models[0])
+        if not path.name:  # "", . and /
+            raise LsuvError(f"{models[0] or repr('')} is no file; give an ONNX file")
         return [str(path.with_name(f"{path.name.removesuffix('.onnx')}.lsuv.onnx"))]
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):
@@ -300,11 +320,11 @@ def _draw(reports: dict[str, Report], image: Target) -> None:
 
     report = next(iter(reports.values()))
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
-    settings = report.settings
     names = [layer.name for layer in report.layers]
-    plot.draw(
-        names, series, image, target=settings["target_variance"], tol=settings["tol"], title=Path(report.model).name
-    )
+    known = [layer.target for layer in report.layers if layer.target is not None]
+    # A layer that is left alone has no target: its band is that of the first layer.
+    targets = [layer.target if layer.target is not None else (known or [1.0])[0] for layer in report.layers]
+    plot.draw(names, series, image, targets=targets, tol=report.settings["tol"], title=Path(report.model).name)
 
 
 def run(args: Sequence[str] | None) -> None:

@@ -133,7 +133,8 @@ def _restored(report: Report, carried: Carried, settings: Settings) -> list[Laye
         if layer.status is not Status.NOT_HOME:
             return layer
         assert layer.variance is not None
-        within = abs(layer.variance / settings.target_variance - 1) <= settings.tol
+        # Of layers that were fine in the file, only one that shares its weight may be outside by itself.
+        within = not layer.shared or abs(layer.variance / (layer.target or 1.0) - 1) <= settings.tol
         return replace(layer, status=Status.OK if within else Status.TIED, notes=layer.notes[:-1])
 
     return [restored(layer) for layer in report.layers]
@@ -143,10 +144,12 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
     """A layer's report entry with its variance in PyTorch, and status OUTSIDE if that misses the tolerance."""
     if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED, Status.NOT_HOME}:
         return layer if call is None else replace(layer, variance_home=call.variance)
-    if call is None or (not call.bias and "bias kept" in layer.notes):
+    if call is None or (not call.bias and not {"bias kept", "bias centred"}.isdisjoint(layer.notes)):
         return replace(layer, notes=(*layer.notes, UNMEASURED))
     found = replace(layer, variance_home=call.variance)
-    wanted = layer.variance if layer.status is Status.TIED else settings.target_variance
+    # The layer's own variance in the file is the measure where only uses together, or channels, have the target.
+    by_channel = layer.channels is not None and layer.channels.least_scale is not None
+    wanted = layer.variance if by_channel or layer.status is Status.TIED else layer.target or 1.0
     judged = layer.status in {Status.OK, Status.TIED}
     if judged and not abs(call.variance / wanted - 1) <= settings.tol:
         note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
