@@ -267,7 +267,7 @@ def _autoencoder() -> Built:
     return Net(), (normal(12),)
 
 
-@network("embedding bag and heads in a dict")
+@network("heads in a dict")
 def _heads() -> Built:
     class Net(nn.Module):
         def __init__(self) -> None:
