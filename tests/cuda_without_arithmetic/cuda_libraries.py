@@ -1,7 +1,6 @@
 """Build the libraries that the CUDA provider of onnxruntime-gpu wants, without arithmetic.
 
-`python cuda_libraries.py FOLDER` leaves them in FOLDER; `LD_LIBRARY_PATH=FOLDER lsuv ... --device cuda` runs on
-them. The
+`python cuda_libraries.py FOLDER` leaves them in FOLDER; with `LD_LIBRARY_PATH=FOLDER` onnxruntime finds them. The
 headers come from PyPI, not into the environment, where onnxruntime would find the real runtime. What the provider
 imports and the C files here do not define is a function that succeeds and does nothing.
 """
