@@ -21,7 +21,7 @@ from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
-from lsuv_cli.report import Report
+from lsuv_cli.report import Comparison, Report
 from lsuv_cli.scaling import runtime
 from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
 
@@ -38,8 +38,10 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
     for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
     "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
-_DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
-    be an input or another output, and these are checked with them."""
+_DRAWN = """drawn: plots and pages of the report that the caller is going to write, paths by a name for messages. No
+    output may be an input or another output, and these are checked with them."""
+_DETAILS = """details: measure what a page shows beyond the numbers (`report.details`): histograms, channels, dead
+    units, the graph's outline. The variances stay the same."""
 
 
 def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
@@ -52,7 +54,7 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
             shown = str(default) if isinstance(default, str) else repr(default)
             lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
         assert function.__doc__ is not None
-        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN}
+        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN, "{details}": _DETAILS}
         shared["{settings}"] = "\n".join(lines)
         text = inspect_module.cleandoc(function.__doc__)  # Python 3.13 has done so already
         for mark, words in shared.items():
@@ -75,6 +77,7 @@ def initialize(
     dry_run: bool = False,
     listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
+    details: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
@@ -91,6 +94,7 @@ def initialize(
         dry_run: find the layers and plan the stages; change and write nothing.
         {listen}
         {drawn}
+        {details}
 
     Settings, the fields of `Settings`:
         {settings}
@@ -100,7 +104,7 @@ def initialize(
     checked = Settings.of(settings)
     with _opened(model) as file:
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, checked, as_sources(data), listen, before)
+        job = Job(file, checked, as_sources(data), listen, before, details)
         if weights is not None:
             named.check(weights)
         targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
@@ -114,6 +118,7 @@ def measure(
     *,
     listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
+    details: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> Report:
     """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
@@ -123,13 +128,14 @@ def measure(
         {data}
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
     checked = Settings.of({"tol": CHECK_TOL, **settings})
     with _opened(model) as file:
-        job = Job(file, checked, as_sources(data), listen)
+        job = Job(file, checked, as_sources(data), listen, details=details)
         job.targets(drawn)
         return job.look("measure")
 
@@ -140,6 +146,8 @@ def inspect(
     data: Data | Paths | None = None,
     *,
     listen: Listener = silent,
+    drawn: Mapping[str, StrPath] | None = None,
+    details: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
@@ -148,13 +156,17 @@ def inspect(
         {model}
         {data}
         {listen}
+        {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
     checked = Settings.of(settings)
     with _opened(model) as file:
-        return Job(file, checked, as_sources(data), listen).look("inspect")
+        job = Job(file, checked, as_sources(data), listen, details=details)
+        job.targets(drawn)
+        return job.look("inspect")
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
@@ -165,9 +177,10 @@ def compare(
     *,
     listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
+    details: bool = False,
     **settings: Unpack[SettingsDict],
-) -> dict[str, Report]:
-    """A report for each of several initializations of the same model. Nothing is written.
+) -> Comparison:
+    """A report for each of several initializations of the same model: a mapping. Nothing is written.
 
     Arguments:
         {model}
@@ -176,6 +189,7 @@ def compare(
             pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
@@ -194,13 +208,15 @@ def compare(
         Job(file, checked, sources, listen).targets(drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen).look("measure")
+                reports[name] = Job(file, checked, sources, listen, details=details).look("measure")
                 continue
             pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
             changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
+            job = Job(
+                ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen, details=details
+            )
             reports[name] = job.initialize(None, None, dry_run=False).report
-    return reports
+    return Comparison(_outlined_once(reports))
 
 
 @contextlib.contextmanager
@@ -218,6 +234,17 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
+
+
+def _outlined_once(reports: dict[str, Report]) -> dict[str, Report]:
+    """The reports of one graph, with the graph's outline in the first one only."""
+    first = next(iter(reports.values()))
+    return {
+        name: replace(report, details=replace(report.details, outline=()))
+        if report.details is not None and report is not first
+        else report
+        for name, report in reports.items()
+    }
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:

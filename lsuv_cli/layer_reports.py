@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lsuv_cli.details import Histogram
 from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
@@ -33,6 +34,7 @@ class Findings:
     turns: Mapping[str, Turn] = field(default_factory=dict)
     noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
+    outputs: Mapping[str, Histogram] = field(default_factory=dict)  # of the verified file, if asked for
 
 
 def judge(moments: Moments | None, settings: Settings) -> Status:
@@ -47,8 +49,8 @@ def judge(moments: Moments | None, settings: Settings) -> Status:
 
 def of_measurement(
     graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
-) -> list[LayerReport]:
-    """The entries of a model as it stands; each layer is judged by the settings, if there are any."""
+) -> dict[int, LayerReport]:
+    """Node -> entry, for a model as it stands; each layer is judged by the settings, if there are any."""
     wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
     entries = []
@@ -61,8 +63,10 @@ def of_measurement(
     return _in_order(entries, every, Status.PLANNED)
 
 
-def of_initialization(prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool) -> list[LayerReport]:
-    """The entries of an initialized model, or of the plan to initialize it."""
+def of_initialization(
+    prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool
+) -> dict[int, LayerReport]:
+    """Node -> entry, for an initialized model, or for the plan to initialize it."""
     wanted = {layer.output for layer in prepared.layers.layers}
     reasons = {item.node: item for item in prepared.layers.skipped}
     users = layers.by_tensor(prepared.layers.layers)
@@ -115,19 +119,20 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     return status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:
-    """Layers, skipped nodes and recurrent ones in the order of execution."""
+def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> dict[int, LayerReport]:
+    """Node -> entry, for layers, skipped nodes and recurrent ones in the order of execution."""
     known = {layer.node for layer in layer_set.layers} | {item.node for item in layer_set.recurrent}
     entries = [
         *entries,
         *((item.node, _skipped(item)) for item in layer_set.skipped if item.node not in known),
         *((item.node, _recurrent(item, recurrent)) for item in layer_set.recurrent),
     ]
-    return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
+    return dict(sorted(entries, key=lambda pair: pair[0]))
 
 
 def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:
     moments = findings.verified.get(layer.output)
+    stage = findings.plan.stage_of.get(layer.output)
     notes = list(layer.notes)
     if layer.output in findings.noise or (moments is not None and moments.noise):
         notes.append("its output is nothing but rounding errors")
@@ -141,7 +146,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         module=layer.module,
         op=layer.op,
         status=status,
-        stage=findings.plan.stage_of.get(layer.output),
+        stage=None if stage is None else stage + 1,
         weight=layer.weight.base,
         shape=layer.weight.shape,
         groups=layer.groups,

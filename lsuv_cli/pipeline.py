@@ -14,10 +14,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import interruption, layer_reports, outputs
+from lsuv_cli import interruption, layer_details, layer_reports, outputs
 from lsuv_cli.data import batches, random_data
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
+from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
@@ -38,7 +39,7 @@ from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
-from lsuv_cli.scaling.verification import ModelMoments
+from lsuv_cli.scaling.verification import Extent, ModelMoments
 from lsuv_cli.settings import PreInit, Settings
 from lsuv_cli.version import __version__
 
@@ -87,6 +88,7 @@ class Job:
     data: Data | Sequence[str] | None
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
+    details: bool = False  # look closely at every layer, for a page
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -100,6 +102,7 @@ class Job:
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
+            files = layer_details.fingerprints(self.file) if self.details else {}
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
             homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
@@ -117,6 +120,7 @@ class Job:
                 "init",
                 entries,
                 run,
+                details=self._details(prepared.graph, prepared.every, entries, findings, files),
                 output=None if dry_run or output is None else str(output.given),
                 stages=len(findings.plan.stages),
                 trials=trials,
@@ -180,11 +184,14 @@ class Job:
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
-        verified = self._measured(phase, self.file, run.look, run).moments if run.data else {}
+        measured = self._measured(phase, self.file, run.look, run) if run.data else ModelMoments({})
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
-        entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
-        return self._report(command, entries, run, stages=len(plan.stages))
+        findings = Findings(plan, measured.moments, outputs=measured.outputs)
+        entries = layer_reports.of_measurement(graph, every, selected, findings, judged)
+        files = layer_details.fingerprints(self.file) if self.details else {}
+        details = self._details(graph, every, entries, findings, files)
+        return self._report(command, entries, run, stages=len(plan.stages), details=details)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -280,14 +287,26 @@ class Job:
         else:
             findings, scaled = replace(findings, verified=verify()), None
         self.warnings += measured.warnings
-        return findings, scaled.trials if scaled else 0
+        return replace(findings, outputs=measured.outputs), scaled.trials if scaled else 0
+
+    def _details(
+        self,
+        graph: Graph,
+        every: layers.LayerSet,
+        entries: Mapping[int, LayerReport],
+        findings: Findings,
+        files: Mapping[str, str],
+    ) -> Details | None:
+        return layer_details.of_run(graph, every, entries, findings, files) if self.details else None
 
     def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
         """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
-        measured = verification.measure(file, look, needs, units=phase == "inspecting")
+        # The model as given has one line in the page, no details.
+        extent = Extent(units=phase == "inspecting", details=self.details and phase != "before")
+        measured = verification.measure(file, look, needs, extent)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
 
@@ -311,7 +330,7 @@ class Job:
     def _report(
         self,
         command: str,
-        entries: Sequence[LayerReport],
+        entries: Mapping[int, LayerReport],
         run: _Run,
         **facts: Any,
     ) -> Report:
@@ -321,7 +340,7 @@ class Job:
             command=command,
             version=__version__,
             model=self.file.name,
-            layers=tuple(entries),
+            layers=tuple(entries.values()),
             settings=self.settings.to_json(),
             device=str(run.device),
             data=data.source if data else "",

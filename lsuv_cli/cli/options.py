@@ -71,6 +71,9 @@ Inits = Annotated[
 Plot = Annotated[
     str | None, _option(group=SHOW, metavar="FILE", help="Draw the variances of all layers: .png, .svg or .pdf.")
 ]
+Html = Annotated[
+    str | None, _option("--html", group=SHOW, metavar="FILE", help="A page with plots, graph, table and every number.")
+]
 Json = Annotated[bool, _option("--json", group=SHOW, help="The whole report as JSON on standard output.")]
 Csv = Annotated[bool, _option("--csv", group=SHOW, help="The table as CSV on standard output.")]
 
@@ -104,11 +107,17 @@ class Showing:
     """What `init` and `check` print and draw."""
 
     plot: Plot = None
+    html: Html = None
     json: Json = False
     quiet: Annotated[bool, _option("--quiet", "-q", group=SHOW, help="Only errors.")] = False
     verbose: Annotated[bool, _option("--verbose", "-v", group=SHOW, help="Every layer, its stage and every note.")] = (
         False
     )
+
+    @property
+    def drawn(self) -> dict[str, str | None]:
+        """Option -> the file to draw, if any."""
+        return {"--plot": self.plot, "--html": self.html}
 
 
 @dataclass(frozen=True)

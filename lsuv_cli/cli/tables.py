@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lsuv_cli.cli.terminal import printable
+from lsuv_cli.text import printable
 
 # Columns are dropped rather than names cut below SHORTEST_NAME; columns of rank 1 already below SHORT_NAME.
 SHORTEST_NAME, SHORT_NAME = 14, 24

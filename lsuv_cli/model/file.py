@@ -48,6 +48,7 @@ class ModelFile:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
+        self.given: bytes | None = None  # the file's bytes, if they came without a path
         self.ranges: dict[tuple[str, ...], Range] = {}
         for tensor in tensors(proto):
             if is_external(tensor):
@@ -155,7 +156,9 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
         copy.CopyFrom(source)
         return ModelFile(_checked(copy, "model"), None, "model")
     if isinstance(source, bytes):
-        return ModelFile(_parsed(source, "<stdin>"), None, "<stdin>")
+        file = ModelFile(_parsed(source, "<stdin>"), None, "<stdin>")
+        file.given = source
+        return file
     path = Path(source)
     try:
         data = path.read_bytes()

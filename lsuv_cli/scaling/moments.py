@@ -81,6 +81,8 @@ class Moments:
     dead: float | None = None  # fraction of the units that are never above zero, if asked for
     noise: bool = False  # the output is nothing but rounding
     disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs
+    channel_variance: float | None = None  # mean over channels of their variances, if asked for
+    channel_mean_square: float | None = None  # mean over channels of their squared means, if asked for
 
     @property
     def finite(self) -> bool:

@@ -27,6 +27,7 @@ from lsuv_cli.scaling.model_builder import StageModel
 
 Array = NDArray[Any]
 
+VERSION = str(ort.__version__)
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 # TF32 makes variances depend on the card. The exhaustive search would run again for every stage and shape.

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TypeProto, helper
 
+from lsuv_cli.details import Histogram
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
@@ -68,21 +69,31 @@ class ModelMoments:
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
+    outputs: Mapping[str, Histogram] = field(default_factory=dict)  # on the few samples, if asked for
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> ModelMoments:
+@dataclass(frozen=True)
+class Extent:
+    """What to measure besides each layer's mean and variance."""
+
+    units: bool = False  # how many units are dead
+    details: bool = False  # the same, the moments of channels, and histograms
+
+
+def measure(file: ModelFile, look: Look, needs: Pass, extent: Extent | None = None) -> ModelMoments:
     """Measure every layer of a model as it stands."""
+    extent = extent or Extent()
     try:
-        return _measure(file, look, needs, units)
+        return _measure(file, look, needs, extent)
     except ModelError:
         # A model may work with one batch size only, undeclared: then use the whole first batch as the few samples.
         whole = needs.batches[0]
         if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
             raise
-        return _measure(file, look, replace(needs, few=whole), units)
+        return _measure(file, look, replace(needs, few=whole), extent)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMoments:
+def _measure(file: ModelFile, look: Look, needs: Pass, extent: Extent) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -90,7 +101,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
     own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.kind == "cpu" else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
-            measured = _Measuring(look, needs, retype, units).run(outputs)
+            measured = _Measuring(look, needs, retype, extent).run(outputs)
             return replace(measured, warnings=(*warnings, *measured.warnings))
         except Unsupported as why:
             problem = why
@@ -122,13 +133,13 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
 class _Measuring:
     """One pass over the data, piece by piece."""
 
-    def __init__(self, look: Look, needs: Pass, retype: Retype, units: bool) -> None:
-        self.graph, self.layers, self.needs, self.retype, self.units = (
+    def __init__(self, look: Look, needs: Pass, retype: Retype, extent: Extent) -> None:
+        self.graph, self.layers, self.needs, self.retype, self.extent = (
             look.graph,
             look.layers.layers,
             needs,
             retype,
-            units,
+            extent,
         )
         self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
         self.runner = Runner(look.graph, self.plan, needs, retype)
@@ -142,6 +153,7 @@ class _Measuring:
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
+        self.histograms: dict[str, Histogram] = {}  # of layer outputs for the few samples, if asked for
 
     def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
         moments: dict[str, Moments] = {}
@@ -157,13 +169,16 @@ class _Measuring:
         warnings = self._check_outputs(outputs)
         noise = self._noise(moments)
         moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
-        return ModelMoments(moments, tuple(warnings))
+        return ModelMoments(moments, tuple(warnings), self.histograms)
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; in double where float32 is not accurate enough."""
         wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
+        for layer in stage.layers if self.extent.details else ():
+            if (histogram := Histogram.of(sounded[layer.output])) is not None:
+                self.histograms[layer.output] = histogram
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
         while True:
             session = Session(self._model(stage, gauges), self.needs.device)
@@ -240,10 +255,10 @@ class _Measuring:
         return builder.finish(stage.outputs, list(gauges.values()))
 
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
-        units = self._rectified(layer) if self.units else None
+        units = self._rectified(layer) if self.extent.units or self.extent.details else None
         value, divisor = layer.output, 1.0
         # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
-        if layer.norm_factor is not None and not self.units and not self.retype:
+        if layer.norm_factor is not None and not self.extent.units and not self.retype:
             behind = next((s for s in stage.steps if s.layer is None and self._reads_first(s.node, value)), None)
             if behind is not None:
                 value, divisor = behind.makes[0], layer.norm_factor
@@ -256,6 +271,7 @@ class _Measuring:
             accuracy=self.needs.accuracy,
             equal_groups=layer.op in CONVOLUTIONS and 0 not in sounding.shape and self._equal_planes(sounding.shape),
             units=units,
+            channel_axis=_channel_axis(layer, sounding.shape) if self.extent.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
@@ -321,6 +337,15 @@ class _Measuring:
         _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
         gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
         return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
+
+
+def _channel_axis(layer: Layer, shape: tuple[int, ...]) -> int | None:
+    """The axis of an output's channels or features; None where it has none, or nothing else."""
+    if layer.op in CONVOLUTIONS:
+        return 1
+    if layer.op == "Einsum" or len(layer.weight.shape) != 2 or len(shape) < 2 or 0 in shape:
+        return None
+    return len(shape) - (1 if layer.position == 1 else 2)
 
 
 def _is_utf8(text: str) -> bool:
