@@ -1,4 +1,4 @@
-"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`.
+"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`; and `doctor` for devices.
 
 The command line is a thin shell over them.
 """
@@ -9,13 +9,15 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
+from lsuv_cli import examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -23,14 +25,58 @@ from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Comparison, Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, JUDGE, LOOK, PreInit, Settings, SettingsDict
 
-__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
+__all__ = [
+    "Data",
+    "Diagnosis",
+    "Initialized",
+    "Model",
+    "Paths",
+    "compare",
+    "doctor",
+    "initialize",
+    "inspect",
+    "measure",
+]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class Keywords(SettingsDict, total=False):
+    """The keywords that all functions share: the settings, and what a caller wants to hear and to draw."""
+
+    listen: Listener
+    drawn: Mapping[str, StrPath] | None
+    details: bool
+
+
+class InitializeKeywords(Keywords, total=False):
+    """The keywords of `initialize` besides what it makes."""
+
+    force: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call's keywords, taken apart."""
+
+    settings: Settings
+    listen: Listener = silent
+    drawn: Mapping[str, StrPath] | None = None
+    details: bool = False
+    force: bool = False
+
+    @classmethod
+    def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
+        """Take keywords apart; those that are not the call's own must be settings."""
+        own = {k: v for k, v in given.items() if k in {"listen", "drawn", "details", *own_too}}
+        settings = {k: v for k, v in given.items() if k not in own}
+        return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
+
 
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
@@ -73,12 +119,8 @@ def initialize(
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    force: bool = False,
     dry_run: bool = False,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    details: bool = False,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[InitializeKeywords],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
 
@@ -90,8 +132,8 @@ def initialize(
         weights: a .safetensors or .npz file for the initialized tensors alone, under the names they had in PyTorch.
         like: the network's checkpoint as it was exported, a .safetensors or .npz file or a mapping of names to arrays.
             Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
-        force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
+        force: overwrite files that exist. Default: False.
         {listen}
         {drawn}
         {details}
@@ -101,13 +143,14 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords, "force")
     with _opened(model) as file:
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, checked, as_sources(data), listen, before, details)
+        job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
         if weights is not None:
             named.check(weights)
-        targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
+        wanted = {"`output`": None if dry_run else output, "`weights`": weights}
+        targets = job.targets(call.drawn, wanted, call.force)
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
@@ -115,11 +158,7 @@ def initialize(
 def measure(
     model: Model,
     data: Data | Paths,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    details: bool = False,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
 
@@ -133,10 +172,12 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of({"tol": CHECK_TOL, **settings})
+    call = _Call.of(keywords, tol=CHECK_TOL)
+    if data is None:
+        raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
-        job = Job(file, checked, as_sources(data), listen, details=details)
-        job.targets(drawn)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
+        job.targets(call.drawn)
         return job.look("measure")
 
 
@@ -144,11 +185,7 @@ def measure(
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    details: bool = False,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
 
@@ -162,10 +199,10 @@ def inspect(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords)
     with _opened(model) as file:
-        job = Job(file, checked, as_sources(data), listen, details=details)
-        job.targets(drawn)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
+        job.targets(call.drawn)
         return job.look("inspect")
 
 
@@ -174,11 +211,7 @@ def compare(
     model: Model,
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    details: bool = False,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Comparison:
     """A report for each of several initializations of the same model: a mapping. Nothing is written.
 
@@ -194,29 +227,45 @@ def compare(
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
     """
-    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
+    listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
+    names = [str(name).strip() for name in listed if str(name).strip()]
     known = ("lsuv", *PreInit)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
-    checked = Settings.of(settings)
+    call = _Call.of(keywords)
+    checked, listen = call.settings, call.listen
+    if data is None:
+        raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
     if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
         sources = list(sources)  # iterated once for each initialization
     reports = {}
     with _opened(model) as file:
-        Job(file, checked, sources, listen).targets(drawn)
+        Job(file, checked, sources, listen).targets(call.drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen, details=details).look("measure")
+                reports[name] = Job(file, checked, sources, listen, details=call.details).look("measure")
                 continue
             pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
             changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(
-                ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen, details=details
-            )
+            copy = ModelFile(_copied(file.proto), file.directory, file.name)
+            job = Job(copy, changed, sources, listen, details=call.details)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return Comparison(_outlined_once(reports))
+
+
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
 
 
 @contextlib.contextmanager
@@ -227,9 +276,8 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         yield file
     except (LsuvError, MemoryError):
         raise
-    except (
-        Exception
-    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    except Exception as problem:
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

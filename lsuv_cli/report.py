@@ -31,6 +31,7 @@ class Status(StrEnum):
     NOT_FINITE = "non-finite"  # Inf or NaN in its output or weight
     UNREACHABLE = "unreachable"  # the kept bias alone has too much variance
     OVERFLOW = "overflow"  # the scaled weight does not fit its type
+    NOT_HOME = "not-home"  # right in the written model, but a tensor of it, or of a layer before it, is not carried
 
 
 FINE = frozenset({Status.OK, Status.PLANNED, Status.TIED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
@@ -73,6 +74,7 @@ class NotCarried:
 
     name: str
     reason: str
+    layers: tuple[str, ...] = ()  # names of the layers whose weight or bias it is
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Report:
     output: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = ""
+    device_reason: str = ""  # why this device, and why not another
     data: str = ""
     samples: int = 0
     batches: int = 0
@@ -152,6 +155,12 @@ class Report:
         from lsuv_cli.page.document import render
 
         return render(self.to_json(), command)
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """The variances as node data of Google's Model Explorer, to be saved as JSON and loaded over the graph."""
+        from lsuv_cli.page.explorer import node_data
+
+        return node_data(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; NaN and Inf, which JSON does not have, become null."""

@@ -149,6 +149,7 @@ def inspect(
     data: o.Sources = None,
     settings: o.LookSettings,
     html: o.Html = None,
+    model_explorer: o.Explorer = None,
     json: o.Json = False,
     csv: o.Csv = False,
 ) -> None:
@@ -156,7 +157,7 @@ def inspect(
     with terminal.errors():
         if json and csv:
             raise LsuvError("--json and --csv both want standard output; give one of them")
-        pictures = Pictures.check({"--html": html})
+        pictures = Pictures.check({"--html": html, "--model-explorer": model_explorer})
         console = terminal.console()
         from lsuv_cli import api
         from lsuv_cli.cli import display
@@ -232,6 +233,24 @@ def compare(
             display.show_comparison(reports, terminal.console(stderr=False))
 
 
+@app.command(cls=o.Command, short_help="Does a device compute what the CPU does?")
+@o.spread
+def doctor(*, settings: o.ExamineSettings, json: o.Json = False) -> None:
+    """Tell what a device has, and try it in every type against the CPU; exit with 1 if something is off."""
+    with terminal.errors():
+        console = terminal.console()
+        from lsuv_cli import api
+        from lsuv_cli.cli import bedside
+
+        with terminal.progress(console, not json) as listen:
+            found = wording.diagnosis_as_typed(api.doctor(listen=listen, **settings.keywords()))
+        if json:
+            _print_json(found.to_json())
+        else:
+            terminal.write(bedside.block(found))
+    raise typer.Exit(int(found.exit_code))
+
+
 def _for_one_model(models: list[str], given: dict[str, str | None]) -> None:
     for option, value in given.items():
         if len(models) > 1 and value is not None:
@@ -253,6 +272,8 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
         if len(models) > 1:
             raise LsuvError(f"{len(models)} models were given; say where they go with --output-dir")
         path = Path(models[0])
+        if not path.name:  # "", . and /
+            raise LsuvError(f"{models[0] or repr('')} is no file; give an ONNX file")
         return [str(path.with_name(f"{path.name.removesuffix('.onnx')}.lsuv.onnx"))]
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):

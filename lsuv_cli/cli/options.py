@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from lsuv_cli.cli import terminal
 from lsuv_cli.cli.wording import flag
-from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, SHOW, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -74,6 +74,15 @@ Plot = Annotated[
 Html = Annotated[
     str | None, _option("--html", group=SHOW, metavar="FILE", help="A page with plots, graph, table and every number.")
 ]
+Explorer = Annotated[
+    str | None,
+    _option(
+        "--model-explorer",
+        group=SHOW,
+        metavar="FILE",
+        help="The variances as node data (.json) for Google's Model Explorer.",
+    ),
+]
 Json = Annotated[bool, _option("--json", group=SHOW, help="The whole report as JSON on standard output.")]
 Csv = Annotated[bool, _option("--csv", group=SHOW, help="The table as CSV on standard output.")]
 
@@ -108,6 +117,7 @@ class Showing:
 
     plot: Plot = None
     html: Html = None
+    model_explorer: Explorer = None
     json: Json = False
     quiet: Annotated[bool, _option("--quiet", "-q", group=SHOW, help="Only errors.")] = False
     verbose: Annotated[bool, _option("--verbose", "-v", group=SHOW, help="Every layer, its stage and every note.")] = (
@@ -117,7 +127,7 @@ class Showing:
     @property
     def drawn(self) -> dict[str, str | None]:
         """Option -> the file to draw, if any."""
-        return {"--plot": self.plot, "--html": self.html}
+        return {"--plot": self.plot, "--html": self.html, "--model-explorer": self.model_explorer}
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,7 @@ class Offer:
 
 AllSettings = Annotated[Settings, Offer()]
 LookSettings = Annotated[Settings, Offer(LOOK)]
+ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from lsuv_cli.outputs import Target
 if TYPE_CHECKING:
     from lsuv_cli.report import Comparison, Report
 
-PLOT, HTML = "--plot", "--html"
+PLOT, HTML, EXPLORER = "--plot", "--html", "--model-explorer"
 # A file that is only drawn is overwritten without a question, so its name has to say what it is.
-ENDINGS = {PLOT: (".pdf", ".png", ".svg"), HTML: (".html",)}
+ENDINGS = {PLOT: (".pdf", ".png", ".svg"), HTML: (".html",), EXPLORER: (".json",)}
 
 
 class Wanted(TypedDict):
@@ -69,11 +70,16 @@ class Pictures:
 
     def draw(self, shown: Report | Comparison, words: Sequence[str]) -> None:
         """Write all files. `words` are the command's, as typed."""
+        from lsuv_cli.report import Report
+
         for option, target in self.targets.items():
             if option == PLOT:
                 from lsuv_cli.cli import plot
 
                 plot.draw_shown(shown, target)
+            elif option == EXPLORER:
+                report = shown if isinstance(shown, Report) else next(iter(shown.values()))
+                _write(target, json.dumps(report.to_model_explorer(), indent=1) + "\n")
             else:
                 _write(target, shown.to_html(f"lsuv {shlex.join(words)}"))
 

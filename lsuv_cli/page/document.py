@@ -22,7 +22,7 @@ from typing import Any
 from lsuv_cli.page.chart import bars, chart
 from lsuv_cli.page.drawing import SHADES, drawing
 from lsuv_cli.page.markup import data, short_names, text
-from lsuv_cli.page.table import BAD, Column, columns, fields_of, style, table
+from lsuv_cli.page.table import FINE, Column, columns, fields_of, style, table
 from lsuv_cli.text import decades, plural, printable
 
 LARGEST_PLAIN = 300_000  # bytes of JSON that are embedded as they are; more are compressed
@@ -162,8 +162,8 @@ def _head(reports: Mapping[str, Report], report: Report, prefix: str) -> str:
     command = "compare" if "" not in reports else COMMANDS.get(report["command"], report["command"])
     model = PurePath(report["model"]).name or report["model"]
     statuses = [layer["status"] for layer in report["layers"]]
-    judged = [status for status in statuses if status == "ok" or status in BAD]
-    bad = sum(status in BAD for status in statuses)
+    judged = [status for status in statuses if status == "ok" or status not in FINE]
+    bad = sum(status not in FINE for status in statuses)
     verdict = plural(len(statuses), "layer")
     kind = ""
     if "" not in reports:
@@ -193,7 +193,7 @@ def _warnings(reports: Mapping[str, Report]) -> str:
     for init, report in reports.items():
         at = f"{init}: " if init else ""
         lines |= dict.fromkeys(f'<li class="warning">{text(warning, 2000)}' for warning in report["warnings"])
-        for status in sorted(BAD):
+        for status in sorted({layer["status"] for layer in report["layers"]} - FINE):
             names = [layer["name"] for layer in report["layers"] if layer["status"] == status]
             if names and (not at or init == "lsuv"):
                 lines[f'<li class="bad">{text(at)}{text(status)}: {_some(names)}'] = None

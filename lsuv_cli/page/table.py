@@ -38,7 +38,7 @@ TITLES = {
 }
 FIRST = tuple(TITLES)[:-1]  # then fields that this list does not know, then the notes
 DETAILS = ("channel_variance", "channel_mean_square")
-BAD = frozenset({"outside", "dead", "non-finite", "unreachable", "overflow"})
+FINE = frozenset({"ok", "planned", "pre-init", "tied", "skipped", "excluded"})  # all other statuses are bad
 
 Report = Mapping[str, Any]
 
@@ -117,5 +117,5 @@ def _cell(column: Column, k: int) -> str:
         numbers = all(isinstance(item, int) for item in value)
         return f"<td>{text(('x' if numbers else '; ').join(map(str, value)))}"
     if column.title.startswith("status"):
-        return f"<td class={'bad' if value in BAD else 'fine' if value == 'ok' else 'left'}>{text(value)}"
+        return f"<td class={'bad' if value not in FINE else 'fine' if value == 'ok' else 'left'}>{text(value)}"
     return f"<td>{text(value)}"

@@ -17,7 +17,8 @@ from lsuv_cli.page.chart import Axis, chart
 from lsuv_cli.page.document import embedded, render
 from lsuv_cli.page.layout import Node, lay_out
 from lsuv_cli.page.markup import short_names
-from lsuv_cli.report import LayerReport, Status
+from lsuv_cli.page.table import FINE as SHOWN_AS_FINE
+from lsuv_cli.report import FINE, LayerReport, Status
 from shell import MAXOUT, lsuv
 
 DATA = MAXOUT.with_suffix(".npy")
@@ -272,3 +273,7 @@ def test_a_page_is_called_html_and_overwrites_no_input(tmp_path):
         assert "is the input itself" in done.err
     assert (tmp_path / "m.html").read_bytes() == MAXOUT.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.html"]
+
+
+def test_the_page_knows_which_statuses_are_fine():
+    assert SHOWN_AS_FINE == FINE
