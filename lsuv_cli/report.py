@@ -146,6 +146,15 @@ class Report:
         command = COMMANDS.get(self.command, self.command)
         return f"<Report of lsuv {command} {printable(self.model)}: {self.verdict} ({self.facts})>"
 
+    def _repr_html_(self) -> str:
+        """The report in a notebook: a table with bars, and a plot where matplotlib is installed."""
+        from lsuv_cli.page import document, notebook
+
+        content = self.to_json()
+        return notebook.cells({"": content}, repr(self).strip("<>")) + notebook.plotted(
+            document.variances({"": content})
+        )
+
     def to_html(self, command: str = "") -> str:
         """The report as one HTML page, which needs no other file; `command` is the line that repeats the run.
 
@@ -189,6 +198,13 @@ class Comparison(Mapping[str, Report]):
         first = next(iter(self.values()), None)
         about = f" of {printable(first.model)}, {plural(len(first.layers), 'layer')} ({first.facts})" if first else ""
         return f"<Comparison of {', '.join(self)}{about}>"
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: a table with bars, and a plot where matplotlib is installed."""
+        from lsuv_cli.page import document, notebook
+
+        inits = self.to_json()["inits"]
+        return notebook.cells(inits, repr(self).strip("<>")) + notebook.plotted(document.variances(inits))
 
     def to_html(self, command: str = "") -> str:
         """The comparison as one HTML page, which needs no other file; `command` is the line that repeats the run."""

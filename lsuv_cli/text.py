@@ -1,9 +1,11 @@
-"""Text for people: names from a file made harmless, numbers of bounded length, plurals."""
+"""Text for people: names from a file made harmless, numbers of bounded length, plurals, names that share a path."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+SHORTEST_PREFIX = 4  # characters that are worth a remark
 SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
 
 
@@ -37,3 +39,15 @@ def decades(variance: float | None, target: float) -> float:
     if variance <= 0 or math.isinf(variance):
         return math.copysign(math.inf, variance - 0.5)
     return math.log10(variance / target)
+
+
+def short_names(names: Sequence[str]) -> tuple[list[str], str]:
+    """The names without the path that all of them begin with, and that path."""
+    if len(names) < 2:
+        return list(names), ""
+    low, high = min(names), max(names)
+    same = next((k for k, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    cut = max(low.rfind(mark, 0, same) for mark in "/.") + 1
+    if cut < SHORTEST_PREFIX:
+        return list(names), ""
+    return [name[cut:] for name in names], low[:cut]

@@ -46,7 +46,7 @@ def test_dir_shows_the_public_names_and_each_is_there():
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Tied", "__version__"}
-    wanted |= {"Comparison"}
+    wanted |= {"Comparison", "Diagnosis", "doctor"}
     assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
 
 

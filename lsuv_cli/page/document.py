@@ -21,9 +21,9 @@ from typing import Any
 
 from lsuv_cli.page.chart import bars, chart
 from lsuv_cli.page.drawing import SHADES, drawing
-from lsuv_cli.page.markup import data, short_names, text
+from lsuv_cli.page.markup import data, text
 from lsuv_cli.page.table import FINE, Column, columns, fields_of, style, table
-from lsuv_cli.text import decades, plural, printable
+from lsuv_cli.text import decades, plural, printable, short_names
 
 LARGEST_PLAIN = 300_000  # bytes of JSON that are embedded as they are; more are compressed
 COMMANDS = {"measure": "check"}
@@ -113,6 +113,12 @@ def _charts(reports: Mapping[str, Report]) -> dict[str, Lines]:
         if known and (key != "dead" or any(any(fields[init][field]) for init, field in known.values())):
             found[key] = known
     return found
+
+
+def variances(reports: Mapping[str, Report]) -> dict[str, list[float | None]]:
+    """The variances of one report by what they are, or of several by their initializations."""
+    lines = _charts(reports).get("variance", {})
+    return {label: fields_of(reports[init])[field] for label, (init, field) in lines.items()}
 
 
 def _drawn(key: str, lines: Lines, reports: Mapping[str, Report], names: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsuv_cli.page.layout import Edge, Layout, Node, lay_out
-from lsuv_cli.page.markup import short_names, text
-from lsuv_cli.text import decades, number
+from lsuv_cli.page.markup import text
+from lsuv_cli.text import decades, number, short_names
 
 WIDTH, CELL, BOX, LANE, HEAD, GAP = 960, 30, 24, 24, 16, 10
 IN_ROW = (WIDTH - CELL) // CELL  # columns

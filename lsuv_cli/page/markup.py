@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from lsuv_cli.text import printable
 
-SHORTEST_PREFIX = 4  # characters that are worth a remark
 LONGEST = 300  # characters of a name; a model may have names of any length
 
 
@@ -30,15 +28,3 @@ def data(value: Any) -> str:
 def exact(value: float) -> str:
     """A number with five digits, and no zeros in its exponent."""
     return f"{value:.5g}".replace("e-0", "e-").replace("e+0", "e")
-
-
-def short_names(names: Sequence[str]) -> tuple[list[str], str]:
-    """The names without the path that all of them begin with, and that path."""
-    if len(names) < 2:
-        return list(names), ""
-    low, high = min(names), max(names)
-    same = next((k for k, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    cut = max(low.rfind(mark, 0, same) for mark in "/.") + 1
-    if cut < SHORTEST_PREFIX:
-        return list(names), ""
-    return [name[cut:] for name in names], low[:cut]

@@ -16,9 +16,9 @@ from lsuv_cli.details import BINS, Details, Histogram, LayerDetails, OutlineNode
 from lsuv_cli.page.chart import Axis, chart
 from lsuv_cli.page.document import embedded, render
 from lsuv_cli.page.layout import Node, lay_out
-from lsuv_cli.page.markup import short_names
 from lsuv_cli.page.table import FINE as SHOWN_AS_FINE
 from lsuv_cli.report import FINE, LayerReport, Status
+from lsuv_cli.text import short_names
 from shell import MAXOUT, lsuv
 
 DATA = MAXOUT.with_suffix(".npy")
