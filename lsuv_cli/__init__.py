@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lsuv_cli.api import Diagnosis, Initialized, compare, doctor, initialize, inspect, measure
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import Comparison, LayerReport, Report, Status
-    from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
+    from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings, SettingsDict, Tied
 
 __all__ = [
     "Bias",
@@ -25,6 +25,8 @@ __all__ = [
     "OutputError",
     "PreInit",
     "Report",
+    "Residual",
+    "Scale",
     "Settings",
     "SettingsDict",
     "Status",

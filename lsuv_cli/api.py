@@ -25,7 +25,19 @@ from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Comparison, Report
 from lsuv_cli.scaling import runtime
-from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import (
+    ABOUT,
+    CHECK_TOL,
+    EXAMINE,
+    JUDGE,
+    LOOK,
+    Bias,
+    PreInit,
+    Residual,
+    Scale,
+    Settings,
+    SettingsDict,
+)
 
 __all__ = [
     "Data",
@@ -41,7 +53,14 @@ __all__ = [
 ]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
-INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
+LSUV = "lsuv"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "center": {"bias": Bias.CENTER},
+    "channel": {"scale": Scale.CHANNEL},
+    "bounded": {"residual": Residual.BOUNDED},
+}
+"""The options of LSUV that `compare` takes behind its name, as in lsuv+center."""
+INITS = (LSUV, "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -201,7 +220,7 @@ def inspect(
     """
     call = _Call.of(keywords)
     with _opened(model) as file:
-        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
         return job.look("inspect")
 
@@ -218,8 +237,9 @@ def compare(
     Arguments:
         {model}
         {data}
-        inits: names, as a list or with commas between them: "lsuv"; "keep", the model as given; or another
-            pre-initialization (see `pre_init`), which is then not scaled.
+        inits: names, as a list or with commas between them: "lsuv"; "lsuv" with options behind plus signs, as in
+            "lsuv+center+channel" (bias="center", scale="channel"; "bounded" is residual="bounded"); "keep", the model
+            as given; or another pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
         {details}
@@ -229,11 +249,8 @@ def compare(
     """
     listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
     names = [str(name).strip() for name in listed if str(name).strip()]
-    known = ("lsuv", *PreInit)
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
     call = _Call.of(keywords)
+    chosen = _initializations(names, call.settings)
     checked, listen = call.settings, call.listen
     if data is None:
         raise LsuvError("`compare` needs data: give `data`")
@@ -243,14 +260,13 @@ def compare(
     reports = {}
     with _opened(model) as file:
         Job(file, checked, sources, listen).targets(call.drawn)
-        for name in dict.fromkeys(names):
+        for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen, details=call.details).look("measure")
+                reports[name] = Job(file, checked, sources, listen, details=call.details, with_sums=True).look(
+                    "measure"
+                )
                 continue
-            pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
-            changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            copy = ModelFile(_copied(file.proto), file.directory, file.name)
-            job = Job(copy, changed, sources, listen, details=call.details)
+            job = Job(file.copy(), settings, sources, listen, details=call.details, with_sums=True)
             reports[name] = job.initialize(None, None, dry_run=False).report
     return Comparison(_outlined_once(reports))
 
@@ -266,6 +282,32 @@ def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Di
         {settings}
     """
     return examination.examine(Settings.of(settings), listen)
+
+
+def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Settings]:
+    """The settings of each initialization to compare; those that are not "lsuv" are not scaled."""
+    unscaled = replace(
+        checked,
+        rescale=False,
+        bias=Bias.ZERO if checked.bias is Bias.CENTER else checked.bias,
+        scale=Scale.LAYER,
+        residual=Residual.KEEP,
+    )
+    unknown = []
+    found = {}
+    for name in names:
+        base, *options = name.split("+")
+        if base == LSUV and all(option in OPTIONS for option in options):
+            changes: dict[str, Any] = {key: value for option in options for key, value in OPTIONS[option].items()}
+            found[name] = replace(checked, rescale=True, **changes)
+        elif name in list(PreInit):
+            found[name] = replace(unscaled, pre_init=PreInit(name))
+        else:
+            unknown.append(name)
+    if unknown or not names:
+        known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
+        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
+    return found
 
 
 @contextlib.contextmanager
@@ -293,9 +335,3 @@ def _outlined_once(reports: dict[str, Report]) -> dict[str, Report]:
         else report
         for name, report in reports.items()
     }
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

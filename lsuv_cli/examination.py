@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import devices, drivers
-from lsuv_cli.scaling.providers import PROVIDERS, Device
+from lsuv_cli.scaling.providers import PROVIDERS, Device, Provider
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
 
@@ -127,15 +127,19 @@ def examine(settings: Settings, listen: Listener = silent) -> Diagnosis:
         if name not in PROVIDERS:
             raise
         number = settings.device.partition(":")[2]
-        facts = PROVIDERS[name].facts(int(number) if number else 0)
+        facts = _facts(PROVIDERS[name], int(number) if number else 0)
         return Diagnosis(__version__, _versions(), "", str(problem), facts, _free(None), problems=(str(problem),))
     with _watched(device) as taken:
         cases = tuple(_cases(device, listen))
         seconds = _timed(device)
     memory = {**_free(device), **taken}
     problems = tuple(f"{case.name} in {case.dtype}: {case.problem}" for case in cases if not case.ok)
-    facts = {key: value for key, value in device.provider.facts(device.index).items() if value}
+    facts = _facts(device.provider, device.index)
     return Diagnosis(__version__, _versions(), str(device), device.reason, facts, memory, cases, seconds, problems)
+
+
+def _facts(provider: Provider, index: int) -> dict[str, str]:
+    return {name: value for name, value in provider.facts(index).items() if value}
 
 
 def _versions() -> dict[str, str]:
@@ -210,12 +214,12 @@ def _case(name: str, model: onnx.ModelProto, dtype: str, data: Array, device: De
     off = {key: _distance(array, expected[key]) for key, array in found.items()}
     where = max(off, key=lambda key: off[key])
     equal = all(np.array_equal(array, runs[1][0][key]) for key, array in found.items())
-    problem = ""
+    fault = ""
     if statuses != {Status.OK}:
-        problem = f"layers are {', '.join(sorted(statuses))}"
+        fault = f"layers are {', '.join(sorted(statuses))}"
     elif not off[where] <= limit:
-        problem = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
-    return Case(name, dtype, off[where], where, limit, equal, problem)
+        fault = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
+    return Case(name, dtype, off[where], where, limit, equal, fault)
 
 
 def _request(device: Device) -> str:
@@ -255,7 +259,7 @@ def _timed(device: Device) -> dict[str, float]:
     return seconds
 
 
-def _model(text: str, shapes: dict[str, tuple[int, ...]], dtype: str) -> onnx.ModelProto:
+def _model(text: str, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> onnx.ModelProto:
     model = onnx.parser.parse_model(text.format(type=TYPES[dtype]))
     kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(TYPES[dtype].upper()))
     for seed, (name, shape) in enumerate(shapes.items()):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,24 @@ from lsuv_cli.layer_reports import Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, layers, prepare
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model.draft import Draft, serialized
+from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import LayerSet
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
-from lsuv_cli.scaling import algorithm, devices, memory_needs, runner, stages, verification, weights
+from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
-from lsuv_cli.scaling.verification import Extent, ModelMoments
-from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.scaling.verification import ModelMoments, Wanted
+from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
@@ -59,15 +62,24 @@ class Initialized:
     With `like`, `weights` is that checkpoint with the initialized values.
     """
 
-    model: onnx.ModelProto | None
     report: Report
     weights: dict[str, Array] | None = None
+    _file: ModelFile | None = None
+
+    @functools.cached_property
+    def model(self) -> onnx.ModelProto | None:
+        """The model, read from the output when it is asked for; None if its weights are in a file beside the output."""
+        return None if self._file is None else self._file.embedded()
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The model as the bytes of an ONNX file, a few megabytes at a time."""
+        if self._file is None:
+            raise LsuvError("the model's weights are in a file beside the output; read it from there")
+        return self._file.chunks()
 
     def to_bytes(self) -> bytes:
         """The model as the bytes of an ONNX file."""
-        if self.model is None:
-            raise LsuvError("the model's weights are in a file beside the output; read it from there")
-        return serialized(self.model)
+        return b"".join(self.chunks())
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,7 @@ class Job:
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
     details: bool = False  # look closely at every layer, for a page
+    with_sums: bool = False  # measure residual sums too
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -100,6 +113,13 @@ class Job:
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
+        measuring = {
+            "bias='center'": settings.bias is Bias.CENTER,
+            "scale='channel'": settings.scale is Scale.CHANNEL,
+            "residual='bounded'": settings.residual is Residual.BOUNDED,
+        }
+        for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
+            raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
@@ -109,7 +129,7 @@ class Job:
             matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
-            plan = stages.cut(prepared.graph, prepared.layers.layers)
+            plan = self._plan(prepared)
             findings = Findings(plan, given=before)
             trials = 0
             if not dry_run:
@@ -128,11 +148,28 @@ class Job:
                 trials=trials,
                 memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
                 carried=account,
+                sums=layer_reports.of_sums(
+                    self._sums(prepared.graph, prepared.every), prepared.every, findings.verified
+                ),
             )
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
-            return Initialized(self.file.proto if draft.in_memory else None, report, home)
+            return Initialized(report, home, draft.in_memory() if dry_run else draft.result)
+
+    def _plan(self, prepared: Prepared) -> Plan:
+        graph, chosen = prepared.graph, prepared.layers.layers
+        if self.settings.residual is Residual.KEEP:
+            return stages.cut(graph, chosen)
+        depth = stages.depths(graph, chosen)
+        sums = residuals.find(graph, prepared.every.layers, depth)
+        return stages.cut(graph, chosen, sums=residuals.bounded(sums, chosen, depth, self.settings.target_variance))
+
+    def _sums(self, graph: Graph, every: LayerSet) -> tuple[Sum, ...]:
+        """The residual sums, where they are wanted."""
+        if not self.with_sums and self.settings.residual is Residual.KEEP:
+            return ()
+        return residuals.find(graph, every.layers, stages.depths(graph, every.layers))
 
     def _tensors_for_home(
         self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
@@ -182,18 +219,21 @@ class Job:
     def look(self, command: str) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs."""
         run = self._open()
-        graph, every = run.look.graph, run.look.layers
+        graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
-        measured = self._measured(phase, self.file, run.look, run) if run.data else ModelMoments({})
+        sums = self._sums(graph, every)
+        wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
+        measured = self._measured(phase, self.file, run.look, run, wanted) if run.data else ModelMoments({})
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
         findings = Findings(plan, measured.moments, outputs=measured.outputs)
         entries = layer_reports.of_measurement(graph, every, selected, findings, judged)
         files = layer_details.fingerprints(self.file) if self.details else {}
         details = self._details(graph, every, entries, findings, files)
-        return self._report(command, entries, run, stages=len(plan.stages), details=details)
+        shown = layer_reports.of_sums(sums, every, measured.moments)
+        return self._report(command, entries, run, stages=len(plan.stages), sums=shown, details=details)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -263,6 +303,8 @@ class Job:
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
         measured = ModelMoments({})
+        by_channel = frozenset(x.output for x in prepared.layers.layers if x.by_channel or x.is_centred)
+        wanted = Wanted(channels=by_channel, sums=tuple(s.output for s in self._sums(prepared.graph, prepared.every)))
 
         def verify() -> Mapping[str, Moments]:
             nonlocal measured
@@ -271,7 +313,7 @@ class Job:
             written = draft.finish(self._metadata(run.data))
             self._took("writing", begun)
             if run.data is not None:
-                measured = self._measured("verifying", written, prepare.look(written, run.branches), run)
+                measured = self._measured("verifying", written, prepare.look(written, run.branches), run, wanted)
             self.begun_phase = time.perf_counter()
             return measured.moments
 
@@ -302,14 +344,21 @@ class Job:
     ) -> Details | None:
         return layer_details.of_run(graph, every, entries, findings, files) if self.details else None
 
-    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
+    def _measured(
+        self,
+        phase: str,
+        file: ModelFile,
+        look: Look,
+        run: _Run,
+        wanted: Wanted = Wanted(),  # noqa: B008
+    ) -> ModelMoments:
         """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
         # The model as given has one line in the page, no details.
-        extent = Extent(units=phase == "inspecting", details=self.details and phase != "before")
-        measured = verification.measure(file, look, needs, extent)
+        wanted = replace(wanted, details=self.details and phase != "before")
+        measured = verification.measure(file, look, needs, wanted)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
 
@@ -323,6 +372,8 @@ class Job:
             "seed": settings.seed,
             "pre_init": settings.pre_init,
             "bias": settings.bias,
+            **({"scale": settings.scale} if settings.scale is not Scale.LAYER else {}),
+            **({"residual": settings.residual} if settings.residual is not Residual.KEEP else {}),
             "target_variance": settings.target_variance if settings.rescale else "none",
             "tolerance": settings.tol,
             "samples": data.samples if data else 0,

@@ -27,6 +27,7 @@ BESIDE |= dict.fromkeys(
         "details",
         "settings",
         "text",
+        "target_variances",
         "version",
         "memory",
         "temporary",

@@ -128,7 +128,7 @@ def _initialized(
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
-        terminal.write_bytes(done.to_bytes())
+        terminal.write_model(done.chunks())
     return wording.report_as_typed(done.report)
 
 
@@ -207,7 +207,7 @@ def compare(
     model: o.Model,
     data: o.Sources = None,
     inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
-    settings: o.LookSettings,
+    settings: o.CompareSettings,
     plot: o.Plot = None,
     html: o.Html = None,
     json: o.Json = False,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -110,12 +110,12 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-def write_bytes(data: bytes) -> None:
+def write_model(chunks: Iterable[bytes | memoryview]) -> None:
     """Send a model to standard output."""
     if sys.stdout.isatty():
         raise LsuvError("a model is not for a terminal; redirect standard output or give -o PATH")
     try:
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.writelines(chunks)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         hush(sys.stdout)

@@ -22,7 +22,7 @@ from typing import Any
 from lsuv_cli.page.chart import bars, chart
 from lsuv_cli.page.drawing import SHADES, drawing
 from lsuv_cli.page.markup import data, text
-from lsuv_cli.page.table import FINE, Column, columns, fields_of, style, table
+from lsuv_cli.page.table import FINE, Column, columns, fields_of, style, table, target_of
 from lsuv_cli.text import decades, plural, printable, short_names
 
 LARGEST_PLAIN = 300_000  # bytes of JSON that are embedded as they are; more are compressed
@@ -65,7 +65,7 @@ def render(content: Mapping[str, Any], command: str = "") -> str:
     ]
     for_script = {
         "prefix": len(printable(prefix)),
-        "target": _target(first),
+        "targets": [target_of(layer) for layer in first["layers"]],
         "shades": SHADES,
         "inits": list(reports),
         "charts": {key: {line: _place(made, *of) for line, of in lines.items()} for key, lines in charts.items()},
@@ -96,6 +96,8 @@ def _lines(reports: Mapping[str, Report]) -> dict[str, Lines]:
             "at its turn": ("", "variance_at_turn"),
             after: ("", "variance"),
         }
+    if len({target_of(layer) for layer in report["layers"]}) > 1:
+        variances["target"] = ("", "target")
     channels = {"mean channel variance": ("", "channel_variance"), "mean squared mean": ("", "channel_mean_square")}
     return {"variance": variances, "channels": channels, "dead": {"dead units": ("", "dead")}}
 
@@ -154,12 +156,13 @@ def _band(report: Report) -> tuple[float, float]:
 
 
 def _target(report: Report) -> float:
-    return float(report["settings"].get("target_variance", 1.0))
+    """The target of the first layer that has one."""
+    return next((target_of(layer) for layer in report["layers"] if layer.get("target") is not None), 1.0)
 
 
 def _worst(report: Report) -> int:
     """The layer whose variance is farthest from the target."""
-    off = [abs(decades(layer["variance"], _target(report))) for layer in report["layers"]]
+    off = [abs(decades(layer["variance"], target_of(layer))) for layer in report["layers"]]
     known = [(distance, -k) for k, distance in enumerate(off) if not math.isnan(distance)]
     return -max(known)[1] if known else 0
 
@@ -222,7 +225,7 @@ def _graph(report: Report) -> str:
         return ""
     return (
         '<section><h2>Graph</h2><p class="tools" hidden><label>Colour by <select id="colour"></select></label></p>'
-        f"{drawing(outline, report['layers'], _target(report))}</section>"
+        f"{drawing(outline, report['layers'])}</section>"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lsuv_cli.page.layout import Edge, Layout, Node, lay_out
 from lsuv_cli.page.markup import text
+from lsuv_cli.page.table import target_of
 from lsuv_cli.text import decades, number, short_names
 
 WIDTH, CELL, BOX, LANE, HEAD, GAP = 960, 30, 24, 24, 16, 10
@@ -27,7 +28,7 @@ def shade(variance: float | None, target: float) -> str:
     return "vx" if math.isnan(at) else f"v{sum(at > limit for limit in SHADES)}"
 
 
-def drawing(outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]], target: float) -> str:
+def drawing(outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> str:
     """The drawing of an outline, with a link from each layer to its row of the table."""
     # The model's input is a node of its own in front of the others.
     nodes = [Node((), None)]
@@ -42,7 +43,7 @@ def drawing(outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, 
     ops = ["in", *(item["op"] for item in outline)]
     for k, (op, layer) in enumerate(zip(ops, places, strict=True)):
         x, y = picture.at(layout.columns[k], layout.lanes[k])
-        body.append(_joint(x, y, op) if layer is None else _layer(x, y, layer, layers[layer], names[layer], target))
+        body.append(_joint(x, y, op) if layer is None else _layer(x, y, layer, layers[layer], names[layer]))
     legend = "".join(f'<li><i class="v{k}"></i>{meaning}</li>' for k, meaning in enumerate(MEANINGS))
     scroll = ' class="graph-scroll" tabindex="0"' if picture.rows > MOST_ROWS else ""
     return (
@@ -112,12 +113,12 @@ class _Picture:
         return "".join(parts)
 
 
-def _layer(x: float, y: float, k: int, layer: Mapping[str, Any], name: str, target: float) -> str:
+def _layer(x: float, y: float, k: int, layer: Mapping[str, Any], name: str) -> str:
     told = f"{k + 1} {name}: {layer['status']}"
     if layer["variance"] is not None:
         told += f", variance {number(layer['variance'])}"
     return (
-        f'<a href="#L{k}" class="{shade(layer["variance"], target)}"><title>{text(told)}</title>'
+        f'<a href="#L{k}" class="{shade(layer["variance"], target_of(layer))}"><title>{text(told)}</title>'
         f'<rect x="{x - BOX / 2:g}" y="{y - 8:g}"/>'
         f'<text x="{x:g}" y="{y + 3.5:g}">{k + 1}</text></a>'
     )

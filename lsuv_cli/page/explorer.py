@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lsuv_cli.page.drawing import SHADES
+from lsuv_cli.page.table import target_of
 
 COLOURS = ("#253f8e", "#3d6cc0", "#7ea6dd", "#c3d7ef", "#bfe3c8", "#f7d9b5", "#f0a869", "#d9682e", "#a01f16")
 LIGHT_TEXT = frozenset({0, 1, 7, 8})  # colours on which dark text cannot be read
@@ -18,7 +19,7 @@ HIGHEST = 1e308  # of the last colour
 
 def node_data(report: Mapping[str, Any]) -> dict[str, Any]:
     """The variance of every measured layer, coloured by its distance from the target."""
-    target = float(report["settings"].get("target_variance", 1.0))
+    target = next((target_of(layer) for layer in report["layers"] if layer.get("target") is not None), 1.0)
     limits = [*(target * 10.0**limit for limit in SHADES), HIGHEST]
     return {
         "name": "lsuv: variance of the output",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsuv_cli.page.markup import text
-from lsuv_cli.page.table import FINE
+from lsuv_cli.page.table import FINE, target_of
 from lsuv_cli.text import decades, number, plural, short_names
 
 MOST_ROWS = 60
@@ -51,8 +51,9 @@ def cells(reports: Mapping[str, Report], told: str) -> str:
 
 def _variance(report: Report, k: int) -> str:
     """A variance and its bar: to the left it vanishes, to the right it explodes."""
-    variance = report["layers"][k]["variance"]
-    off = decades(variance, float(report["settings"].get("target_variance", 1.0)))
+    layer = report["layers"][k]
+    variance = layer["variance"]
+    off = decades(variance, target_of(layer))
     if math.isnan(off):
         return f'<td style="{STYLE}"></td>'
     wide = round(30 * min(abs(off), WIDEST) / WIDEST, 1)

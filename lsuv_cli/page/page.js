@@ -128,7 +128,7 @@
     if (page.inits[0] === "") colour.selectedIndex = colour.length - 1;
     colour.addEventListener("change", () => {
       for (const [k, box] of boxes) {
-        const v = number(k, lines[colour.value]), at = v === null ? NaN : v <= 0 ? -Infinity : Math.log10(v / page.target);
+        const v = number(k, lines[colour.value]), at = v === null ? NaN : v <= 0 ? -Infinity : Math.log10(v / page.targets[k]);
         box.setAttribute("class", Number.isNaN(at) ? "vx" : `v${page.shades.filter((limit) => at > limit).length}`);
       }
       if (chosen >= 0) { boxes.get(chosen)?.classList.add("marked"); detail(chosen); }

@@ -20,6 +20,7 @@ TITLES = {
     "variance_at_turn": ("at turn", "variance of the output when the layer's turn came"),
     "scale": ("scale", "what the pre-initialized weight was multiplied by"),
     "variance": ("variance", "variance of the output, measured in the file"),
+    "target": ("target", "variance that the output is to have"),
     "variance_home": ("home", "variance of the output in PyTorch"),
     "mean": ("mean", "mean of the output"),
     "channel_variance": ("channel var", "mean over channels of the channel's variance"),
@@ -84,6 +85,12 @@ def fields_of(report: Report) -> dict[str, list[Any]]:
     return fields | {name: [item[name] for item in details] for name in DETAILS if details}
 
 
+def target_of(layer: Mapping[str, Any]) -> float:
+    """The variance that a layer is to have."""
+    target = layer.get("target")
+    return 1.0 if target is None else float(target)
+
+
 def table(made: Sequence[Column]) -> str:
     """The table in HTML. Without a script it is whole, in the order of execution."""
     head = "".join(f'<th scope="col" title="{text(column.about)}">{text(column.title)}</th>' for column in made)
@@ -113,6 +120,9 @@ def _cell(column: Column, k: int) -> str:
         return f"<td>{'yes' if value else 'no'}"
     if isinstance(value, float):
         return f"<td>{exact(value)}"
+    if isinstance(value, dict):
+        parts = (f"{key.replace('_', ' ')} {exact(v) if isinstance(v, float) else v}" for key, v in value.items())
+        return f"<td>{text('; '.join(parts))}"
     if isinstance(value, list):
         numbers = all(isinstance(item, int) for item in value)
         return f"<td>{text(('x' if numbers else '; ').join(map(str, value)))}"

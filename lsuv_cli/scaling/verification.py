@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TypeProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 from lsuv_cli.details import Histogram
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.flatten import STANDARD_DOMAINS
@@ -46,7 +47,7 @@ from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
 Array = NDArray[Any]
 
-# A model with more bytes of weights is verified in pieces, and opened without its weights.
+# A model with more bytes of weights is verified in pieces of half as many, and opened without its weights.
 VERIFY_BYTES = 256 << 20
 # |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
@@ -73,27 +74,28 @@ class ModelMoments:
 
 
 @dataclass(frozen=True)
-class Extent:
-    """What to measure besides each layer's mean and variance."""
+class Wanted:
+    """What is measured besides every layer's mean and variance."""
 
-    units: bool = False  # how many units are dead
-    details: bool = False  # the same, the moments of channels, and histograms
+    units: bool = False  # the fraction of units that are never above zero
+    channels: frozenset[str] = frozenset()  # outputs of the layers that are measured channel by channel
+    sums: tuple[str, ...] = ()  # other values, such as residual sums
+    details: bool = False  # units, the moments of channels, and histograms, for a page
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, extent: Extent | None = None) -> ModelMoments:
+def measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted = Wanted()) -> ModelMoments:
     """Measure every layer of a model as it stands."""
-    extent = extent or Extent()
     try:
-        return _measure(file, look, needs, extent)
+        return _measure(file, look, needs, wanted)
     except ModelError:
         # A model may work with one batch size only, undeclared: then use the whole first batch as the few samples.
         whole = needs.batches[0]
         if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
             raise
-        return _measure(file, look, replace(needs, few=whole), extent)
+        return _measure(file, look, replace(needs, few=whole), wanted)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, extent: Extent) -> ModelMoments:
+def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -101,7 +103,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, extent: Extent) -> ModelM
     own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.is_host else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
-            measured = _Measuring(look, needs, retype, extent).run(outputs)
+            measured = _Measuring(look, needs, retype, wanted).run(outputs)
             return replace(measured, warnings=(*warnings, *measured.warnings))
         except Unsupported as why:
             problem = why
@@ -111,37 +113,36 @@ def _measure(file: ModelFile, look: Look, needs: Pass, extent: Extent) -> ModelM
 
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
-    size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    is_large = _weight_bytes(look.graph) > VERIFY_BYTES
+    model: str | bytes = str(file.path)
+    if not is_large and (file.path is None or not _is_utf8(str(file.path))):
+        model = b"".join(file.chunks())  # onnxruntime takes no path that is not UTF-8
     try:
-        if size > VERIFY_BYTES:
+        if is_large:
             runtime.open_without_weights(file.proto)
             return {}, []
-        model: str | bytes = str(file.path)
-        if file.path is None or not _is_utf8(str(file.path)):
-            model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
-        return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
+        return runtime.run_whole(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
         return {}, [f"{problem}; what stands in front of it was measured, the file as a whole could not be opened"]
     except Unsupported:
-        # The CPU has no kernels for bfloat16 products, say; but all it ever had for an older operator set is gone.
+        # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
+        # optimizers leave, such as a network without its Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
-            raise
+            if is_large:
+                raise
+            return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
         return {}, []
 
 
 class _Measuring:
     """One pass over the data, piece by piece."""
 
-    def __init__(self, look: Look, needs: Pass, retype: Retype, extent: Extent) -> None:
-        self.graph, self.layers, self.needs, self.retype, self.extent = (
-            look.graph,
-            look.layers.layers,
-            needs,
-            retype,
-            extent,
-        )
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
+    def __init__(self, look: Look, needs: Pass, retype: Retype, wanted: Wanted) -> None:
+        self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
+        self.wanted = wanted
+        whole = _weight_bytes(look.graph) <= VERIFY_BYTES
+        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
@@ -168,21 +169,23 @@ class _Measuring:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = find_noise(self.pieces, moments, self.needs)
-        moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
+        noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
+        moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
         return ModelMoments(moments, tuple(warnings), self.histograms)
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; in double where float32 is not accurate enough."""
-        wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
+        sums = self._sums(stage)
+        wanted = [*(x.output for x in stage.layers), *sums, *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
-        for layer in stage.layers if self.extent.details else ():
+        for layer in stage.layers if self.wanted.details else ():
             if (histogram := Histogram.of(sounded[layer.output])) is not None:
                 self.histograms[layer.output] = histogram
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
+        gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
-            session = Session(self._model(stage, gauges), self.needs.device)
+            session = Session(self._model(stage, gauges, sums), self.needs.device)
             checked = self._checked(stage, session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
@@ -221,18 +224,30 @@ class _Measuring:
     def _input_type(self, name: str) -> TypeProto:
         return _common_type(self.runner.input_type(name), self.few.input_type(name))
 
-    def _model(self, stage: Stage, gauges: Mapping[str, Gauge]) -> StageModel:
+    def _sums(self, stage: Stage) -> list[str]:
+        """The residual sums to be measured in a piece: those that it makes, and in a single piece all of them."""
+        made = {name for step in stage.steps for name in step.makes}
+        return [name for name in self.wanted.sums if name in made or len(self.plan.stages) == 1]
+
+    def _gauge_of_sum(self, name: str, sounding: Sounding) -> Gauge:
+        own = f"{self.pieces.prefix}sum{self.wanted.sums.index(name)}"
+        return Gauge(name, own, is_plane=len(sounding.shape) > 3, sounding=sounding, accuracy=self.needs.accuracy)
+
+    def _model(self, stage: Stage, gauges: Mapping[str, Gauge], sums: Sequence[str]) -> StageModel:
         builder = self.pieces.builder(stage, self._types(stage))
+        for name in sums:
+            builder.pull(name, self._input_type)
+            builder.nodes += gauges[name].nodes(self.graph.opset(), TensorProto.UNDEFINED)
         for layer in stage.layers:
             kind = int(helper.np_dtype_to_tensor_dtype(numpy_type(layer.weight.read_as)))
             builder.nodes += gauges[layer.output].nodes(self.graph.opset(), self.retype.get(kind, kind))
         return builder.finish(stage.outputs, list(gauges.values()))
 
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
-        units = self._rectified(layer) if self.extent.units or self.extent.details else None
+        units = self._rectified(layer) if self.wanted.units or self.wanted.details else None
         value, divisor = layer.output, 1.0
         # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
-        if layer.norm_factor is not None and not self.extent.units and not self.retype:
+        if layer.norm_factor is not None and not self.wanted.units and not self.retype:
             behind = next((s for s in stage.steps if s.layer is None and self._reads_first(s.node, value)), None)
             if behind is not None:
                 value, divisor = behind.makes[0], layer.norm_factor
@@ -243,9 +258,13 @@ class _Measuring:
             sounding=sounding,
             divisor=divisor,
             accuracy=self.needs.accuracy,
-            equal_groups=layer.op in CONVOLUTIONS and 0 not in sounding.shape and self._equal_planes(sounding.shape),
+            channels=channels_of(layer) if layer.output in self.wanted.channels else None,
+            equal_groups=layer.output not in self.wanted.channels
+            and layer.op in CONVOLUTIONS
+            and 0 not in sounding.shape
+            and self._equal_planes(sounding.shape),
             units=units,
-            channel_axis=_channel_axis(layer, sounding.shape) if self.extent.details else None,
+            channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
@@ -297,6 +316,10 @@ def _channel_axis(layer: Layer, shape: tuple[int, ...]) -> int | None:
     if layer.op == "Einsum" or len(layer.weight.shape) != 2 or len(shape) < 2 or 0 in shape:
         return None
     return len(shape) - (1 if layer.position == 1 else 2)
+
+
+def _weight_bytes(graph: Graph) -> int:
+    return sum(graph.nbytes(name) for name in graph.tensors)
 
 
 def _is_utf8(text: str) -> bool:
