@@ -81,6 +81,8 @@ def distinct(names: Sequence[str], width: int) -> list[str]:
         if len(others) > 1:
             low, high = min(others), max(others)
             start = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), 0)
+            while start > 0 and name[start - 1].isdigit():  # a number is shown whole
+                start -= 1
             shown[k] = set_cell_size(f"…{_fitting(name[start:], width - 2)}…", width)
     return shown
 

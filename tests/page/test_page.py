@@ -277,3 +277,12 @@ def test_a_page_is_called_html_and_overwrites_no_input(tmp_path):
 
 def test_the_page_knows_which_statuses_are_fine():
     assert SHOWN_AS_FINE == FINE
+
+
+def test_the_residual_stream_is_drawn_at_every_sum():
+    report = inspect(residual(3), normal(4, 3, 12, 12), details=True)
+    assert len(report.sums) == 3
+    page = report.to_html()
+    drawn = re.search(r'<svg id="residual".*?</svg>', page, re.S).group()
+    assert drawn.count("h0") == 3
+    assert not Reader(page).open
