@@ -23,7 +23,7 @@ from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Initialized, Job
 from lsuv_cli.progress import Listener, silent
-from lsuv_cli.report import Report
+from lsuv_cli.report import Comparison, Report
 from lsuv_cli.scaling import runtime
 from lsuv_cli.settings import (
     ABOUT,
@@ -70,6 +70,7 @@ class Keywords(SettingsDict, total=False):
 
     listen: Listener
     drawn: Mapping[str, StrPath] | None
+    details: bool
 
 
 class InitializeKeywords(Keywords, total=False):
@@ -85,12 +86,13 @@ class _Call:
     settings: Settings
     listen: Listener = silent
     drawn: Mapping[str, StrPath] | None = None
+    details: bool = False
     force: bool = False
 
     @classmethod
     def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
         """Take keywords apart; those that are not the call's own must be settings."""
-        own = {k: v for k, v in given.items() if k in {"listen", "drawn", *own_too}}
+        own = {k: v for k, v in given.items() if k in {"listen", "drawn", "details", *own_too}}
         settings = {k: v for k, v in given.items() if k not in own}
         return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
 
@@ -101,8 +103,10 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
     for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
     "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
-_DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
-    be an input or another output, and these are checked with them."""
+_DRAWN = """drawn: plots and pages of the report that the caller is going to write, paths by a name for messages. No
+    output may be an input or another output, and these are checked with them."""
+_DETAILS = """details: measure what a page shows beyond the numbers (`report.details`): histograms, channels, dead
+    units, the graph's outline. The variances stay the same."""
 
 
 def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
@@ -115,7 +119,7 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
             shown = str(default) if isinstance(default, str) else repr(default)
             lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
         assert function.__doc__ is not None
-        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN}
+        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN, "{details}": _DETAILS}
         shared["{settings}"] = "\n".join(lines)
         text = inspect_module.cleandoc(function.__doc__)  # Python 3.13 has done so already
         for mark, words in shared.items():
@@ -151,6 +155,7 @@ def initialize(
         force: overwrite files that exist. Default: False.
         {listen}
         {drawn}
+        {details}
 
     Settings, the fields of `Settings`:
         {settings}
@@ -160,7 +165,7 @@ def initialize(
     call = _Call.of(keywords, "force")
     with _opened(model) as file:
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, call.settings, as_sources(data), call.listen, before)
+        job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
         if weights is not None:
             named.check(weights)
         wanted = {"`output`": None if dry_run else output, "`weights`": weights}
@@ -181,6 +186,7 @@ def measure(
         {data}
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
@@ -189,7 +195,7 @@ def measure(
     if data is None:
         raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
-        job = Job(file, call.settings, as_sources(data), call.listen)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
         return job.look("measure")
 
@@ -207,13 +213,14 @@ def inspect(
         {data}
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
     call = _Call.of(keywords)
     with _opened(model) as file:
-        job = Job(file, call.settings, as_sources(data), call.listen, with_sums=True)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
         return job.look("inspect")
 
@@ -224,8 +231,8 @@ def compare(
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
     **keywords: Unpack[Keywords],
-) -> dict[str, Report]:
-    """A report for each of several initializations of the same model. Nothing is written.
+) -> Comparison:
+    """A report for each of several initializations of the same model: a mapping. Nothing is written.
 
     Arguments:
         {model}
@@ -235,6 +242,7 @@ def compare(
             as given; or another pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
@@ -254,11 +262,13 @@ def compare(
         Job(file, checked, sources, listen).targets(call.drawn)
         for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen, with_sums=True).look("measure")
+                reports[name] = Job(file, checked, sources, listen, details=call.details, with_sums=True).look(
+                    "measure"
+                )
                 continue
-            job = Job(file.copy(), settings, sources, listen, with_sums=True)
+            job = Job(file.copy(), settings, sources, listen, details=call.details, with_sums=True)
             reports[name] = job.initialize(None, None, dry_run=False).report
-    return reports
+    return Comparison(_outlined_once(reports))
 
 
 @_documented(EXAMINE)
@@ -314,3 +324,14 @@ def _opened(model: Model) -> Iterator[ModelFile]:
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
+
+
+def _outlined_once(reports: dict[str, Report]) -> dict[str, Report]:
+    """The reports of one graph, with the graph's outline in the first one only."""
+    first = next(iter(reports.values()))
+    return {
+        name: replace(report, details=replace(report.details, outline=()))
+        if report.details is not None and report is not first
+        else report
+        for name, report in reports.items()
+    }

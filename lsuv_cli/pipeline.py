@@ -15,10 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import interruption, layer_reports, outputs
+from lsuv_cli import interruption, layer_details, layer_reports, outputs
 from lsuv_cli.data import batches, random_data
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
+from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
@@ -100,6 +101,7 @@ class Job:
     data: Data | Sequence[str] | None
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
+    details: bool = False  # look closely at every layer, for a page
     with_sums: bool = False  # measure residual sums too
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class Job:
         with Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
+            files = layer_details.fingerprints(self.file) if self.details else {}
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
             homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
@@ -132,13 +135,14 @@ class Job:
             if not dry_run:
                 self._pre_initialize(draft, prepared)
                 findings, trials = self._fill(draft, prepared, findings, run)
-            entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
+            found = layer_reports.of_initialization(prepared, findings, settings, dry_run)
             tensors, account = self._tensors_for_home(prepared, homes, matched) if not dry_run else (None, None)
-            entries, account = layer_reports.judged_at_home(entries, account, prepared)
+            entries, account = layer_reports.judged_at_home(found, account, prepared)
             report = self._report(
                 "init",
                 entries,
                 run,
+                details=self._details(prepared.graph, prepared.every, entries, findings, files),
                 output=None if dry_run or output is None else str(output.given),
                 stages=len(findings.plan.stages),
                 trials=trials,
@@ -221,12 +225,15 @@ class Job:
         phase = "inspecting" if command == "inspect" else "measuring"
         sums = self._sums(graph, every)
         wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
-        verified = self._measured(phase, self.file, run.look, run, wanted).moments if run.data else {}
+        measured = self._measured(phase, self.file, run.look, run, wanted) if run.data else ModelMoments({})
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
-        entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
-        shown = layer_reports.of_sums(sums, every, verified)
-        return self._report(command, entries, run, stages=len(plan.stages), sums=shown)
+        findings = Findings(plan, measured.moments, outputs=measured.outputs)
+        entries = layer_reports.of_measurement(graph, every, selected, findings, judged)
+        files = layer_details.fingerprints(self.file) if self.details else {}
+        details = self._details(graph, every, entries, findings, files)
+        shown = layer_reports.of_sums(sums, every, measured.moments)
+        return self._report(command, entries, run, stages=len(plan.stages), sums=shown, details=details)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -325,7 +332,17 @@ class Job:
         else:
             findings, scaled = replace(findings, verified=verify()), None
         self.warnings += measured.warnings
-        return findings, scaled.trials if scaled else 0
+        return replace(findings, outputs=measured.outputs), scaled.trials if scaled else 0
+
+    def _details(
+        self,
+        graph: Graph,
+        every: layers.LayerSet,
+        entries: Mapping[int, LayerReport],
+        findings: Findings,
+        files: Mapping[str, str],
+    ) -> Details | None:
+        return layer_details.of_run(graph, every, entries, findings, files) if self.details else None
 
     def _measured(
         self,
@@ -339,6 +356,8 @@ class Job:
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
+        # The model as given has one line in the page, no details.
+        wanted = replace(wanted, details=self.details and phase != "before")
         measured = verification.measure(file, look, needs, wanted)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
@@ -365,7 +384,7 @@ class Job:
     def _report(
         self,
         command: str,
-        entries: Sequence[LayerReport],
+        entries: Mapping[int, LayerReport],
         run: _Run,
         **facts: Any,
     ) -> Report:
@@ -375,7 +394,7 @@ class Job:
             command=command,
             version=__version__,
             model=self.file.name,
-            layers=tuple(entries),
+            layers=tuple(entries.values()),
             settings=self.settings.to_json(),
             device=str(run.device),
             device_reason=run.device.reason,

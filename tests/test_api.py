@@ -47,6 +47,7 @@ def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
     wanted |= {"__version__", "doctor", "Diagnosis"}
+    wanted |= {"Comparison"}
     assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
 
 
@@ -147,7 +148,7 @@ def test_a_keyword_of_initialize_alone_is_unknown_elsewhere():
 def test_every_parameter_is_documented(function):
     documented = re.findall(r"^        (\w+): \S", inspect.getdoc(function).replace("\n    ", "\n        "), flags=re.M)
     kind = InitializeKeywords if function is lsuv_cli.initialize else Keywords
-    shared = [name for name in ("force", "listen", "drawn") if name in get_type_hints(kind)]
+    shared = [name for name in ("force", "listen", "drawn", "details") if name in get_type_hints(kind)]
     own = [name for name in inspect.signature(function).parameters if name != "keywords"] + shared
     assert documented[: len(own)] == own
     assert set(documented[len(own) :]) <= set(get_type_hints(Settings))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lsuv_cli.cli.terminal import printable
 from lsuv_cli.examination import Case, Diagnosis
 from lsuv_cli.memory import amount
+from lsuv_cli.text import printable
 
 INDENT = 12  # columns of the names at the left
 

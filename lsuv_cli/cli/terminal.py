@@ -18,6 +18,7 @@ from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.progress import Listener
+from lsuv_cli.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,13 +28,6 @@ LONGEST = 800  # characters of a complaint
 
 class Unwritable(LsuvError):
     """Standard output cannot be written (a full disk), for another reason than a reader that left (`| head`)."""
-
-
-def printable(text: str) -> str:
-    """A text on one line, with unprintable characters as escapes such as \\x1b and \\n."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

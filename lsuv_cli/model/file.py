@@ -47,6 +47,7 @@ class ModelFile:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
+        self.given: bytes | None = None  # the file's bytes, if they came without a path
         self.parked = parked or {}
         self.ranges: dict[tuple[str, ...], Range] = {}  # of external tensors
         for tensor in tensors(proto):
@@ -154,7 +155,9 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
     if isinstance(source, onnx.ModelProto):
         return _copy_of(source)
     if isinstance(source, bytes):
-        return _from_bytes(source, None, "<stdin>")
+        held = _from_bytes(source, None, "<stdin>")
+        held.given = source
+        return held
     path = Path(source)
     try:
         with path.open("rb") as file:

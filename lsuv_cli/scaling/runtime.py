@@ -25,6 +25,8 @@ from lsuv_cli.scaling.translation import one_line, translated
 
 Array = NDArray[Any]
 
+VERSION = str(ort.__version__)
+
 # MatMulScaleFusion: of two Muls by constants in a row, onnxruntime 1.31 removes the first even if another node reads
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
 # then do not fit.

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, helper
 
+from lsuv_cli.details import Histogram
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
@@ -69,6 +70,7 @@ class ModelMoments:
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
+    outputs: Mapping[str, Histogram] = field(default_factory=dict)  # on the few samples, if asked for
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Wanted:
     units: bool = False  # the fraction of units that are never above zero
     channels: frozenset[str] = frozenset()  # outputs of the layers that are measured channel by channel
     sums: tuple[str, ...] = ()  # other values, such as residual sums
+    details: bool = False  # units, the moments of channels, and histograms, for a page
 
 
 def measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted = Wanted()) -> ModelMoments:
@@ -152,6 +155,7 @@ class _Measuring:
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
+        self.histograms: dict[str, Histogram] = {}  # of layer outputs for the few samples, if asked for
 
     def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
         moments: dict[str, Moments] = {}
@@ -167,7 +171,7 @@ class _Measuring:
         warnings = self._check_outputs(outputs)
         noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
         moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
-        return ModelMoments(moments, tuple(warnings))
+        return ModelMoments(moments, tuple(warnings), self.histograms)
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; in double where float32 is not accurate enough."""
@@ -175,6 +179,9 @@ class _Measuring:
         wanted = [*(x.output for x in stage.layers), *sums, *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
+        for layer in stage.layers if self.wanted.details else ():
+            if (histogram := Histogram.of(sounded[layer.output])) is not None:
+                self.histograms[layer.output] = histogram
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
@@ -237,7 +244,7 @@ class _Measuring:
         return builder.finish(stage.outputs, list(gauges.values()))
 
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
-        units = self._rectified(layer) if self.wanted.units else None
+        units = self._rectified(layer) if self.wanted.units or self.wanted.details else None
         value, divisor = layer.output, 1.0
         # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
         if layer.norm_factor is not None and not self.wanted.units and not self.retype:
@@ -257,6 +264,7 @@ class _Measuring:
             and 0 not in sounding.shape
             and self._equal_planes(sounding.shape),
             units=units,
+            channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
@@ -299,6 +307,15 @@ class _Measuring:
                     "Please report it, with the model if you can"
                 )
         return warnings
+
+
+def _channel_axis(layer: Layer, shape: tuple[int, ...]) -> int | None:
+    """The axis of an output's channels or features; None where it has none, or nothing else."""
+    if layer.op in CONVOLUTIONS:
+        return 1
+    if layer.op == "Einsum" or len(layer.weight.shape) != 2 or len(shape) < 2 or 0 in shape:
+        return None
+    return len(shape) - (1 if layer.position == 1 else 2)
 
 
 def _weight_bytes(graph: Graph) -> int:
