@@ -5,7 +5,9 @@
 2. PyTorch's exporter with dynamo=True records the call that each node was exported from, with the module's own name
    of each parameter (calls.py). That name holds even if the tensor was renamed, transposed or merged.
 3. The legacy exporter records scopes (model/modules.py). A weight that lost its name (`onnx::MatMul_12`) is named after
-   a bias of its module (`fc.bias` -> `fc.weight`), else after its module, if that has no other parameter.
+   a bias of its module (`fc.bias` -> `fc.weight`), else after its module, if that has no other parameter. A Gemm
+   that transposes its weight itself reads it as the module stores it: one without a name is the result of something
+   that the exporter folded, such as a product with a mask.
    In nn.MultiheadAttention, known by its out_proj, the products are those of q, k and v in this order.
 4. A weight that the exporter multiplied by its BatchNorm, or that is computed from other tensors, gets no name:
    loaded under the old name, it would change what the network computes.
@@ -28,7 +30,7 @@ from lsuv_cli.home import calls, moves
 from lsuv_cli.home.calls import Call
 from lsuv_cli.model import constants
 from lsuv_cli.model.constants import Constants, LeftAlone, Weight, numpy_type
-from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import CONVOLUTIONS, PRODUCTS, Layer, LayerSet
 from lsuv_cli.model.modules import Modules, parameters
 from lsuv_cli.model.prepare import Look
@@ -229,6 +231,9 @@ class _Finder:
             return {(layer.output, "weight"): Home(reason=reason) for layer in group}
         bases = {layer.weight.base for layer in group}
         for layer in group:
+            if layer.op == "Gemm" and attribute(self.graph.nodes[layer.node], "transB", 0):
+                homes[layer.output, "weight"] = Home(reason=COMPUTED)
+                continue
             if self.is_tied(layer):
                 homes[layer.output, "weight"] = Home(reason="another node reads a tensor equal to it")
                 continue
