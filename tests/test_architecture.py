@@ -27,6 +27,7 @@ BESIDE |= dict.fromkeys(
         "scratch",
         "interruption",
         "progress",
+        "safetensors_format",
     ],
     "words",
 )
