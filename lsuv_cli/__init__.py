@@ -1,4 +1,4 @@
-"""LSUV initialization for ONNX models: four functions, and the types of their arguments, results and errors."""
+"""LSUV initialization for ONNX models: its functions, and the types of their arguments, results and errors."""
 
 from lsuv_cli.version import __version__
 
@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # type checkers know this name; importing it from typing 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lsuv_cli.api import Initialized, compare, initialize, inspect, measure
+    from lsuv_cli.api import Exposed, Initialized, Stripped, compare, expose, initialize, inspect, measure, strip
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import LayerReport, Report, Status
     from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "DeviceError",
     "ExitCode",
+    "Exposed",
     "Initialized",
     "LayerReport",
     "LsuvError",
@@ -26,12 +27,15 @@ __all__ = [
     "Settings",
     "SettingsDict",
     "Status",
+    "Stripped",
     "Tied",
     "__version__",
     "compare",
+    "expose",
     "initialize",
     "inspect",
     "measure",
+    "strip",
 ]
 
 

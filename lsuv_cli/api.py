@@ -10,22 +10,40 @@ import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import onnx
 
+from lsuv_cli import dumps
 from lsuv_cli.data.sources import Data, Paths, as_sources
+from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
-from lsuv_cli.pipeline import Initialized, Job
+from lsuv_cli.pipeline import Exposed, Initialized, Job, Stripped
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
-from lsuv_cli.scaling import runtime
+from lsuv_cli.scaling import filling, runtime
+from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
 
-__all__ = ["Data", "Initialized", "Model", "Paths", "compare", "initialize", "inspect", "measure"]
+__all__ = [
+    "Data",
+    "Exposed",
+    "Initialized",
+    "Model",
+    "Paths",
+    "Stripped",
+    "compare",
+    "expose",
+    "initialize",
+    "inspect",
+    "is_stream",
+    "measure",
+    "strip",
+]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
@@ -36,7 +54,9 @@ _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not ch
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
     arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
     for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
-    "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
+    "NAME=PATH", a list of them, or a dict of paths by input name. "NAME=16000" for a number that is the same in
+    every run, "LOADER.py:FUNCTION" for a function of yours that yields dicts of arrays, "random" for random
+    numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
 _DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
     be an input or another output, and these are checked with them."""
@@ -73,6 +93,7 @@ def initialize(
     like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     force: bool = False,
     dry_run: bool = False,
+    without_weights: bool = False,
     listen: Listener = silent,
     drawn: Mapping[str, StrPath] | None = None,
     **settings: Unpack[SettingsDict],
@@ -89,6 +110,8 @@ def initialize(
             Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
         force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
+        without_weights: make up the tensors whose data file is missing, by their role. (Tensors that `strip` took out
+            are always made up.) A warning says how many there were.
         {listen}
         {drawn}
 
@@ -98,9 +121,14 @@ def initialize(
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
     checked = Settings.of(settings)
-    with _opened(model) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(model, filling=True, without_weights=without_weights))
         before = checkpoints.read(like) if like is not None else None
         job = Job(file, checked, as_sources(data), listen, before)
+        if file.absent:
+            beside = Path(output).absolute().parent if output is not None and not dry_run else None
+            scratch = stack.enter_context(Scratch(beside)).path if beside and os.access(beside, os.W_OK) else None
+            job.warnings.append(filling.fill(file, checked.seed, scratch))
         if weights is not None:
             named.check(weights)
         targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
@@ -139,6 +167,7 @@ def inspect(
     model: Model,
     data: Data | Paths | None = None,
     *,
+    dump: StrPath | None = None,
     listen: Listener = silent,
     **settings: Unpack[SettingsDict],
 ) -> Report:
@@ -147,6 +176,7 @@ def inspect(
     Arguments:
         {model}
         {data}
+        dump: a new directory for the values themselves: an .npy file for each layer's output on all of the data.
         {listen}
 
     Settings that matter (the others are accepted too):
@@ -154,7 +184,33 @@ def inspect(
     """
     checked = Settings.of(settings)
     with _opened(model) as file:
-        return Job(file, checked, as_sources(data), listen).look("inspect")
+        place = dumps.check(dump) if dump is not None else None
+        return Job(file, checked, as_sources(data), listen).look("inspect", place)
+
+
+def expose(
+    model: Model,
+    output: StrPath | None = None,
+    *,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    force: bool = False,
+) -> Exposed:
+    """The model with its layers' outputs as graph outputs, typed, in the order of execution, under their own names.
+
+    Arguments:
+        model: a path, the bytes of a file, or a ModelProto, which is not changed.
+        output: where to write it; None for nowhere.
+        include: only layers whose name matches.
+        exclude: leave out layers whose name matches.
+        force: overwrite files that exist.
+
+    Returns the model (None if its weights are in a file beside `output`), and the name of each layer's output.
+    """
+    checked = Settings.of({"include": include, "exclude": exclude})
+    with _opened(model) as file:
+        job = Job(file, checked, None, silent)
+        return job.expose(job.targets(None, {"`output`": output}, force).get("`output`"))
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
@@ -187,26 +243,64 @@ def compare(
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
     checked = Settings.of(settings)
     sources = as_sources(data)
-    if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
-        sources = list(sources)  # iterated once for each initialization
     reports = {}
+    read = None  # once: a loader or a stream may give other data the next time, or none
     with _opened(model) as file:
         Job(file, checked, sources, listen).targets(drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen).look("measure")
-                continue
-            pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
-            changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
-            job = Job(ModelFile(_copied(file.proto), file.directory, file.name), changed, sources, listen)
-            reports[name] = job.initialize(None, None, dry_run=False).report
+                job = Job(file, checked, sources, listen, calibration=read)
+                reports[name] = job.look("measure")
+            else:
+                pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
+                changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
+                copy = ModelFile(_copied(file.proto), file.directory, file.name)
+                job = Job(copy, changed, sources, listen, calibration=read)
+                reports[name] = job.initialize(None, None, dry_run=False).report
+            read = job.calibration
     return reports
 
 
+def strip(
+    model: Model,
+    output: StrPath | None = None,
+    *,
+    keep: str | Sequence[str] = (),
+    larger_than: int = 1,
+    force: bool = False,
+) -> Stripped:
+    """The model without its weights: each tensor's name, type, shape and role, and no values.
+
+    Arguments:
+        model: a path, the bytes of a file, or a ModelProto, which is not changed.
+        output: where to write it; None for nowhere.
+        keep: leave tensors whose name matches as they are.
+        larger_than: leave tensors of this many values, and fewer, as they are.
+        force: overwrite files that exist.
+
+    Returns the model, and what was stripped. `initialize` gives such a model weights again.
+    """
+    patterns = (keep,) if isinstance(keep, str) else tuple(keep)
+    if isinstance(larger_than, bool) or not isinstance(larger_than, int) or larger_than < 0:
+        raise LsuvError(f"`larger_than` {larger_than!r} is not a whole number of at least 0")
+    with _opened(model, filling=True) as file:
+        job = Job(file, Settings(), None, silent)
+        target = job.targets(None, {"`output`": output}, force, beside=False).get("`output`")
+        return job.strip(target, patterns, larger_than)
+
+
 @contextlib.contextmanager
-def _opened(model: Model) -> Iterator[ModelFile]:
-    """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too."""
-    file = load(model)
+def _opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
+    """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too.
+
+    Unless they are going to be filled, tensors without values are an error.
+    """
+    file = load(model, without_weights=without_weights)
+    if file.absent and not filling:
+        raise ModelError(
+            f"{file.name}: {len(file.absent)} tensors have no values, {file.absent[0].name!r} the first; "
+            "give them some with `lsuv init`"
+        )
     try:
         yield file
     except (LsuvError, MemoryError):

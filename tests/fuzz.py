@@ -17,11 +17,13 @@ import argparse
 import collections
 import contextlib
 import io
+import json
 import os
 import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from helpers import model, normal
 
@@ -211,6 +213,23 @@ def damage_tensor(tensor: TensorProto, chance: random.Random) -> None:
 # Cases
 
 
+def stored(data: np.ndarray, name: str) -> bytes:
+    """An array for the input `x` as the bytes of a file of this name."""
+    buffer = io.BytesIO()
+    match Path(name).suffix:
+        case ".npy":
+            np.save(buffer, data)
+        case ".npz":
+            np.savez(buffer, x=data)
+        case ".pb":
+            return numpy_helper.from_array(data, "x").SerializeToString()
+        case ".safetensors":
+            header = {"x": {"dtype": "F32", "shape": data.shape, "data_offsets": [0, data.nbytes]}}
+            text = json.dumps(header).encode()
+            return struct.pack("<Q", len(text)) + text + data.tobytes()
+    return buffer.getvalue()
+
+
 @dataclass
 class Case:
     """Files in a folder, and the words of a command on them."""
@@ -239,11 +258,8 @@ def case(number: int, seed: int, models: dict[str, tuple[onnx.ModelProto, np.nda
                 for key, value in entries.items():
                     tensor.external_data.add(key=key, value=str(value))
         files["m.bin"] = blob
-    buffer = io.BytesIO()
-    packed = chance.random() < 0.3
-    np.savez(buffer, x=data) if packed else np.save(buffer, data)
-    table = "c.npz" if packed else "c.npy"
-    files |= {table: buffer.getvalue(), "m.onnx": b""}
+    table = chance.choice(["c.npy"] * 5 + ["c.npz"] * 3 + ["c.safetensors", "input_0.pb"])
+    files |= {table: stored(data, table), "m.onnx": b""}
     where = chance.random()
     if where < 0.6:
         damage_structure(proto, chance)

@@ -28,6 +28,7 @@ BESIDE |= dict.fromkeys(
         "interruption",
         "progress",
         "safetensors_format",
+        "dumps",
     ],
     "words",
 )

@@ -13,7 +13,11 @@ import re
 from lsuv_cli.report import Report
 from lsuv_cli.settings import ABOUT
 
-ARGUMENTS = (*ABOUT, "data", "output", "weights", "like", "force", "dry_run", "inits")
+ARGUMENTS = (
+    *ABOUT,
+    *("data", "output", "weights", "like", "force", "dry_run", "without_weights"),
+    *("inits", "dump", "keep", "larger_than"),
+)
 """The arguments of the Python functions that are options of the command."""
 
 _NAMED = re.compile(rf"`({'|'.join(ARGUMENTS)})(?:=([^`]*))?`")

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from lsuv_cli import outputs, temporary
 from lsuv_cli.errors import OutputError
-from lsuv_cli.model.file import ModelFile, Range, id_of, is_external, load, tensors
+from lsuv_cli.model.file import ModelFile, Range, embed, id_of, is_external, load, tensors
 from lsuv_cli.outputs import DATA_SUFFIX, Target
 from lsuv_cli.scratch import Scratch
 
@@ -86,7 +86,7 @@ class Draft:
         if is_external(tensor) and self._data is not None:
             self._write(tensor, data)
         else:
-            _embed(tensor, data.tobytes())
+            embed(tensor, data.tobytes())
 
     def append(self, body: onnx.GraphProto, name: str, array: Array) -> None:
         """Add an initializer to the main graph or to the body of an If."""
@@ -105,6 +105,11 @@ class Draft:
 
     # The file
 
+    def earlier_metadata(self) -> dict[str, str]:
+        """The entries of an earlier run, to be kept by a run that changes no weight."""
+        entries = {str(p.key): p.value for p in self.file.proto.metadata_props}
+        return {k.removeprefix(METADATA_PREFIX): v for k, v in entries.items() if k.startswith(METADATA_PREFIX)}
+
     def finish(self, metadata: dict[str, str]) -> ModelFile:
         """Write the unchanged tensors and the model itself. Returns the model to verify, read back if it is a file."""
         # Entries of an earlier run are dropped. `str`, because protobuf gives a key that is not UTF-8 as bytes.
@@ -113,7 +118,7 @@ class Draft:
         if self._data is None:
             for tensor in tensors(self.file.proto):
                 if is_external(tensor):
-                    _embed(tensor, self.file.raw(tensor))
+                    embed(tensor, self.file.raw(tensor))
             result = self.file.proto
         else:
             self._finish_data()
@@ -209,14 +214,6 @@ class Draft:
         offset = -(-self._end // ALIGNMENT) * ALIGNMENT
         self._end = offset + length
         return Range(self._data_path, offset, length)
-
-
-def _embed(tensor: TensorProto, data: bytes) -> None:
-    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
-        tensor.ClearField(field)
-    if is_external(tensor):
-        tensor.ClearField("data_location")
-    tensor.raw_data = data
 
 
 def _set_external(tensor: TensorProto, location: str, place: Range) -> None:

@@ -29,6 +29,8 @@ Array = NDArray[Any]
 PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 BITS = {getattr(TensorProto, name): bits for name, bits in PACKED.items() if hasattr(TensorProto, name)}
 COMPLEX: tuple[int, ...] = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+STRIPPED, WEIGHTLESS = "lsuv.stripped", "TRT_WEIGHTLESS"  # in the doc_string of a tensor without values
+MOST_BYTES = 1 << 50  # of a tensor without values; a damaged shape can promise anything
 VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -44,13 +46,19 @@ class Range:
 class ModelFile:
     """A model whose external tensors stay on disk until they are read."""
 
-    def __init__(self, proto: onnx.ModelProto, directory: Path | None, name: str) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, directory: Path | None, name: str, *, without_weights: bool = False
+    ) -> None:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
         self.ranges: dict[tuple[str, ...], Range] = {}
+        self.absent: list[TensorProto] = []  # tensors without values: stripped, or in a missing file
         for tensor in tensors(proto):
-            if is_external(tensor):
+            if is_stripped(tensor) or (without_weights and self._is_missing(tensor)):
+                self._check_shape(tensor)
+                self.absent.append(tensor)
+            elif is_external(tensor):
                 self.ranges[id_of(tensor)] = self._range(tensor)
             elif problem := _disagreement(tensor):
                 raise ModelError(f"{name}: tensor {tensor.name!r} {problem}; it is damaged, export the model again")
@@ -67,6 +75,32 @@ class ModelFile:
     @property
     def data_files(self) -> set[Path]:
         return {r.path for r in self.ranges.values()}
+
+    def place(self, tensor: TensorProto, where: Range) -> None:
+        """Make a tensor an external one whose bytes lie there."""
+        embed(tensor, b"")
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", where.path.name), ("offset", where.offset), ("length", where.length)):
+            tensor.external_data.add(key=key, value=str(value))
+        self.ranges[id_of(tensor)] = where
+
+    def _is_missing(self, tensor: TensorProto) -> bool:
+        """Whether an external tensor's file is not there."""
+        if not is_external(tensor):
+            return False
+        location = next((e.value for e in tensor.external_data if e.key == "location"), "")
+        if self.directory is None:
+            return True
+        try:
+            return isinstance(location, str) and bool(location) and not (self.directory / location).exists()
+        except (OSError, ValueError):
+            return False
+
+    def _check_shape(self, tensor: TensorProto) -> None:
+        size = byte_size(tensor) if min(tensor.dims, default=0) >= 0 else -1
+        if not 0 <= size <= MOST_BYTES:
+            raise ModelError(f"{self.name}: tensor {tensor.name!r} has no values and the shape {list(tensor.dims)[:8]}")
 
     def raw(self, tensor: TensorProto) -> bytes:
         """A tensor's bytes in ONNX's raw layout."""
@@ -135,7 +169,7 @@ class ModelFile:
             raise wrong(f"is a hard link ({path})", "copy model and data with cp and use the copy")
         try:
             offset = int(keys.get("offset") or 0)
-            length = int(keys["length"]) if keys.get("length") else _byte_size(tensor)
+            length = int(keys["length"]) if keys.get("length") else byte_size(tensor)
         except ValueError:
             raise wrong("has an offset or length that is no number", "export the model again") from None
         if offset < 0 or length < 0 or offset + length > status.st_size:
@@ -143,19 +177,22 @@ class ModelFile:
                 f"ends at byte {offset + length} of {path}, which has {status.st_size}",
                 "the file is incomplete: copy or export it again",
             )
-        if length != _byte_size(tensor):
-            raise wrong(f"has {length} bytes, its shape wants {_byte_size(tensor)}", "export the model again")
+        if length != byte_size(tensor):
+            raise wrong(f"has {length} bytes, its shape wants {byte_size(tensor)}", "export the model again")
         return Range(path, offset, length)
 
 
-def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
-    """Read a model from a path, from bytes, or take a copy of one in memory."""
+def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_weights: bool = False) -> ModelFile:
+    """Read a model from a path, from bytes, or take a copy of one in memory.
+
+    With `without_weights`, tensors whose data file is missing are listed as `absent`.
+    """
     if isinstance(source, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(source)
-        return ModelFile(_checked(copy, "model"), None, "model")
+        return ModelFile(_checked(copy, "model"), None, "model", without_weights=without_weights)
     if isinstance(source, bytes):
-        return ModelFile(_parsed(source, "<stdin>"), None, "<stdin>")
+        return ModelFile(_parsed(source, "<stdin>"), None, "<stdin>", without_weights=without_weights)
     path = Path(source)
     try:
         data = path.read_bytes()
@@ -164,7 +201,8 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
     except (OSError, ValueError) as problem:  # a NUL in the name
         absolute(path)
         raise ModelError(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
-    return ModelFile(_parsed(data, str(path)), absolute(path).parent, str(path))
+    model = _parsed(data, str(path))
+    return ModelFile(model, absolute(path).parent, str(path), without_weights=without_weights)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -182,6 +220,27 @@ def id_of(tensor: TensorProto) -> tuple[str, ...]:
 
 def is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def is_stripped(tensor: TensorProto) -> bool:
+    """Whether a tensor's values were taken out, by `lsuv strip` or by Polygraphy's `surgeon weight-strip`."""
+    if is_external(tensor) or WEIGHTLESS not in str(tensor.doc_string):
+        return False
+    return 0 not in tensor.dims and not tensor.raw_data and not any(len(getattr(tensor, field)) for field in VALUES)
+
+
+def stripped_mark(role: str) -> str:
+    """The doc_string of a tensor without values: our word, the role, and Polygraphy's mark."""
+    return f"{STRIPPED} {role} {WEIGHTLESS}/"
+
+
+def embed(tensor: TensorProto, data: bytes) -> None:
+    """Give a tensor these bytes, in the model itself."""
+    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    if is_external(tensor):
+        tensor.ClearField("data_location")
+    tensor.raw_data = data
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -213,16 +272,17 @@ def _disagreement(tensor: TensorProto) -> str:
         return f"has the shape {list(tensor.dims)}"
     if tensor.HasField("raw_data"):
         # Each access to raw_data copies it, so there is only one.
-        held, wanted = len(tensor.raw_data), _byte_size(tensor)
+        held, wanted = len(tensor.raw_data), byte_size(tensor)
         return "" if held == wanted else f"has {held} bytes, its shape wants {wanted}"
     held = sum(len(getattr(tensor, field)) for field in VALUES)
     wanted = math.prod(tensor.dims) * (2 if tensor.data_type in COMPLEX else 1)
-    if held == wanted or (tensor.data_type in BITS and held == _byte_size(tensor)):
+    if held == wanted or (tensor.data_type in BITS and held == byte_size(tensor)):
         return ""
     return f"has {held} values, its shape {list(tensor.dims)} wants {wanted}"
 
 
-def _byte_size(tensor: TensorProto) -> int:
+def byte_size(tensor: TensorProto) -> int:
+    """The bytes of a tensor's values in ONNX's raw layout."""
     count = math.prod(tensor.dims)
     if tensor.data_type in BITS:
         return (count * BITS[tensor.data_type] + 7) // 8
