@@ -4,6 +4,7 @@
     python benchmarks/speed.py            # all of it: about an hour on two cores
     python benchmarks/speed.py --quick    # FitNet-4 and a short sweep, no peers: some minutes
     python benchmarks/speed.py --only resnet50 --repeats 7 --resume
+    python benchmarks/speed.py --quick --device cuda --output cuda.json    # the same ratios on another device
 
 The limits, measured in the same process and in turns with ours:
     forward   one pass over the same data by a session of its own, all graph optimizations, the best of several
@@ -56,7 +57,8 @@ from lsuv_cli.model import graph as graphs  # noqa: E402
 from lsuv_cli.model import layers  # noqa: E402
 from lsuv_cli.model.file import ModelFile, load  # noqa: E402
 from lsuv_cli.scaling import weights  # noqa: E402
-from lsuv_cli.scaling.runtime import available_threads  # noqa: E402
+from lsuv_cli.scaling.devices import available_threads, open_device  # noqa: E402
+from lsuv_cli.scaling.runtime import open_on  # noqa: E402
 
 Array = NDArray[Any]
 Results = dict[str, Any]
@@ -103,6 +105,7 @@ class Bench:
     """One run of this script: where it works, and what it found so far."""
 
     threads: int
+    device: str
     repeats: int
     cap: float
     output: Path
@@ -137,14 +140,14 @@ def run_case(bench: Bench, case: Case) -> None:
     found |= {peer: before[peer] for peer in case.peers if peer in before}
     bench.results["cases"][case.key] = found
     # A forward pass takes longer through a model whose values have shrunk to denormal numbers: run the result.
-    started = initialize(str(model), array, threads=bench.threads, device="cpu").model
+    started = initialize(str(model), array, threads=bench.threads, device=bench.device).model
     assert started is not None
-    forward = Forward(started.SerializeToString(), array, bench.threads)
+    forward = Forward(started.SerializeToString(), array, bench.threads, bench.device)
     found["forward_batch"] = forward.batch
     shapes = weight_shapes(load(str(model)))
 
     def ours() -> dict[str, float]:
-        report = initialize(str(model), array, threads=bench.threads, device="cpu", pre_init="keep").report
+        report = initialize(str(model), array, threads=bench.threads, device=bench.device, pre_init="keep").report
         found.update(stages=report.stages, batches=report.batches, layers=len(report.layers))
         return {key: report.seconds[key] for key in ("calibration", "verification")}
 
@@ -189,8 +192,8 @@ def run_peers(bench: Bench, case: Case) -> None:
 class Forward:
     """The plain pass, with the batch size that suits it best."""
 
-    def __init__(self, model: bytes, data: Array, threads: int) -> None:
-        self.session, self.data = plain_session(model, threads), data
+    def __init__(self, model: bytes, data: Array, threads: int, device: str) -> None:
+        self.session, self.data = plain_session(model, threads, device), data
         self.name = self.session.get_inputs()[0].name
         sizes = [2**k for k in range(11) if 2**k <= len(data)][-6:]
         tried: dict[int, float] = {}
@@ -203,11 +206,11 @@ class Forward:
         return timed(lambda: run_all(self.session, self.data, size or self.batch))
 
 
-def plain_session(model: bytes, threads: int) -> ort.InferenceSession:
+def plain_session(model: bytes, threads: int, device: str = "cpu") -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return open_on(open_device(device, threads), model, options)
 
 
 def run_all(session: ort.InferenceSession, data: Array, size: int) -> None:
@@ -258,14 +261,14 @@ def run_sweep(bench: Bench, depths: Sequence[int], quick: bool) -> None:
     for case in cases:
         model, data = bench.files(case)
         arrays[case.key] = np.load(data)
-        result = initialize(str(model), arrays[case.key], threads=bench.threads, device="cpu").model
+        result = initialize(str(model), arrays[case.key], threads=bench.threads, device=bench.device).model
         assert result is not None
-        passes[case.key] = Forward(result.SerializeToString(), arrays[case.key], bench.threads)
+        passes[case.key] = Forward(result.SerializeToString(), arrays[case.key], bench.threads, bench.device)
     for _ in range(bench.repeats):
         for case in cases:
             model = bench.files(case)[0]
             times[case.key]["forward"].append(passes[case.key].seconds())
-            report = initialize(str(model), arrays[case.key], threads=bench.threads, device="cpu").report
+            report = initialize(str(model), arrays[case.key], threads=bench.threads, device=bench.device).report
             times[case.key]["ours"].append(report.seconds["total"])
     del passes
     for case in cases:
@@ -283,13 +286,13 @@ def profile(bench: Bench, case: Case) -> str:
     """Seconds by operator, as onnxruntime's own profiler has them, in passes that find their memory already touched."""
     model, data = bench.files(case)
     array = np.load(data)
-    started = initialize(str(model), array, threads=bench.threads, device="cpu", pre_init="keep").model
+    started = initialize(str(model), array, threads=bench.threads, device=bench.device, pre_init="keep").model
     assert started is not None
     plain = started.SerializeToString()
-    batch = Forward(plain, array, bench.threads).batch
+    batch = Forward(plain, array, bench.threads, bench.device).batch
     with recorded(bench.work) as sessions:
-        run_all(plain_session(plain, bench.threads), array, batch)
-        report = initialize(str(model), array, threads=bench.threads, device="cpu", pre_init="keep").report
+        run_all(plain_session(plain, bench.threads, bench.device), array, batch)
+        report = initialize(str(model), array, threads=bench.threads, device=bench.device, pre_init="keep").report
         spent = [kernel_seconds(session) for session in sessions]
     columns = {"forward": spent[0], "calibration": sum(spent[1:-1], Counter()), "verification": spent[-1]}
     operators = sorted({op for column in columns.values() for op in column}, key=lambda op: -columns["calibration"][op])
@@ -342,13 +345,13 @@ def run_help(bench: Bench) -> None:
 
 def command(model: Path, data: Path, bench: Bench) -> list[str]:
     output = bench.work / "out.onnx"
-    asked = ["init", str(model), "--data", str(data), "-o", str(output), "--force", "-q", "--device", "cpu"]
+    asked = ["init", str(model), "--data", str(data), "-o", str(output), "--force", "-q", "--device", bench.device]
     return [sys.executable, "-c", "from lsuv_cli.cli import main; main()", *asked, "--threads", str(bench.threads)]
 
 
 def worker(job: str, model: Path, data: Path, bench: Bench, *more: int) -> list[str]:
     places = [str(model), str(data), str(bench.threads)]
-    return [sys.executable, str(Path(__file__).resolve()), "--worker", job, *places, *map(str, more)]
+    return [sys.executable, str(Path(__file__).resolve()), "--worker", job, bench.device, *places, *map(str, more)]
 
 
 def child(arguments: Sequence[str]) -> float:
@@ -398,11 +401,11 @@ def busy(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def work(job: str, model: Path, data: Path, threads: int, batch: int = 0) -> None:
+def work(job: str, device: str, model: Path, data: Path, threads: int, batch: int = 0) -> None:
     """What a worker process does; its last line is the result."""
     array = np.load(data)
     if job == "forward":
-        run_all(plain_session(model.read_bytes(), threads), array, batch)
+        run_all(plain_session(model.read_bytes(), threads, device), array, batch)
         return
     passes, seconds = {"pypi": pypi, "naive": naive}[job](model, array, threads)
     print(json.dumps({"seconds": seconds, "passes": passes}))
@@ -620,7 +623,7 @@ def plot(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def machine(threads: int) -> Results:
+def machine(threads: int, device: str) -> Results:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -634,7 +637,7 @@ def machine(threads: int) -> Results:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": model, "cores": available_threads(), "threads": threads, "system": platform.system(),
+        "cpu": model, "cores": available_threads(), "threads": threads, "device": device, "system": platform.system(),
         "python": platform.python_version(), "versions": versions,
     }  # fmt: skip
 
@@ -644,7 +647,8 @@ def report(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     notes = [f"{key}: {case['note']}." for key, case in results["cases"].items() if case.get("note")]
     parts = [
-        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['system']}, "
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, on {about.get('device', 'the CPU')}, "
+        f"{about['system']}, "
         f"Python {about['python']}, {versions}.",
         "Seconds, medians of interleaved repeats (in brackets: by the forward pass; how much longer than our process).",
         main_table(results),
@@ -661,8 +665,8 @@ def report(results: Results) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        job, model, data, *numbers = sys.argv[2:]
-        work(job, Path(model), Path(data), *map(int, numbers))
+        job, device, model, data, *numbers = sys.argv[2:]
+        work(job, device, Path(model), Path(data), *map(int, numbers))
         return
     parser = argparse.ArgumentParser(description="How long LSUV takes, next to its limits and to other ways.")
     names = [case.key for case in CASES]
@@ -673,17 +677,19 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="leave out PyPI lsuv and naive ONNX")
     parser.add_argument("--cap", type=float, default=600, help="seconds after which a peer is ended")
     parser.add_argument("--threads", type=int, default=available_threads())
+    parser.add_argument("--device", default="cpu", help="of our calls and of the forward pass; peers stay on the CPU")
     parser.add_argument("--output", type=Path, default=HERE / "speed.json", help="the JSON; the plot lies beside it")
     parser.add_argument("--profile", choices=names, help="show where the time goes in one network, and nothing else")
     parser.add_argument("--show", action="store_true", help="measure nothing, show what the JSON has")
     asked = parser.parse_args()
-    empty: Results = {"machine": machine(asked.threads), "cases": {}, "matrices": {}, "sweep": {}}
+    device = str(open_device(asked.device, asked.threads))
+    empty: Results = {"machine": machine(asked.threads, device), "cases": {}, "matrices": {}, "sweep": {}}
     keep = (asked.resume or asked.only or asked.show) and asked.output.exists()
     results = json.loads(asked.output.read_text()) if keep else empty
     wanted = asked.only or ([*QUICK, "sweep", "help"] if asked.quick else [*names, "matrices", "sweep", "help"])
     no_peers = asked.quick or asked.no_peers
     with tempfile.TemporaryDirectory(prefix="lsuv-speed-") as directory:
-        bench = Bench(asked.threads, asked.repeats, asked.cap, asked.output, Path(directory), results)
+        bench = Bench(asked.threads, asked.device, asked.repeats, asked.cap, asked.output, Path(directory), results)
         if asked.profile:
             print(profile(bench, next(case for case in CASES if case.key == asked.profile)))
             return

@@ -30,6 +30,7 @@ This page is made from the commands by `python docs/generate.py`. `lsuv COMMAND 
 | [`lsuv strip`](#lsuv-strip) | writes the model without its weights | nothing; the model with `-o -` |
 | [`lsuv check`](#lsuv-check) | says whether every layer's output has variance 1 | the worst layers, or JSON |
 | [`lsuv compare`](#lsuv-compare) | shows several initializations side by side | two tables, or JSON |
+| [`lsuv doctor`](#lsuv-doctor) | tells what a device has, and tries it against the CPU | a block to paste, or JSON |
 
 Progress, warnings and errors go to stderr, and so does the table of `init`. Colours, bars and progress appear on a
 terminal only; `NO_COLOR=1` turns colours off. `LSUV_DEBUG=1` shows the traceback of an error.
@@ -39,7 +40,8 @@ Exit codes, the same for all commands:
 | code | meaning |
 |---:|---|
 | 0 | done |
-| 1 | done, but some layer is outside the tolerance, no layer was initialized, or a tensor has no way into `--weights` |
+| 1 | done, but some layer is outside the tolerance, no layer was initialized, a tensor has no way into `--weights`, \
+or `doctor` found something off |
 | 2 | the request or an input is wrong; nothing was written for it |
 | 130 | interrupted; the line on stderr says whether anything was written |
 
@@ -73,6 +75,10 @@ EXAMPLES = {
     "compare": """\
     lsuv compare model.onnx --data calib.npy --inits lsuv,msra,keep --plot compare.png
 """,
+    "doctor": """\
+    lsuv doctor
+    lsuv doctor --device cuda:1 --json
+""",
 }
 
 
@@ -88,6 +94,8 @@ def commands() -> str:
             if param.param_type_name == "option":
                 groups.setdefault(param.rich_help_panel or "Options", []).append(_row(param))
         for title, rows in groups.items():
+            if not rows:
+                continue
             parts.append(f"### {title}\n\n| | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 

@@ -6,7 +6,19 @@ TYPE_CHECKING = False  # type checkers know this name; importing it from typing 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lsuv_cli.api import Exposed, Initialized, Stripped, compare, expose, initialize, inspect, measure, strip
+    from lsuv_cli.api import (
+        Diagnosis,
+        Exposed,
+        Initialized,
+        Stripped,
+        compare,
+        doctor,
+        expose,
+        initialize,
+        inspect,
+        measure,
+        strip,
+    )
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import LayerReport, Report, Status
     from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
@@ -15,6 +27,7 @@ __all__ = [
     "Bias",
     "DataError",
     "DeviceError",
+    "Diagnosis",
     "ExitCode",
     "Exposed",
     "Initialized",
@@ -31,6 +44,7 @@ __all__ = [
     "Tied",
     "__version__",
     "compare",
+    "doctor",
     "expose",
     "initialize",
     "inspect",

@@ -1,4 +1,4 @@
-"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`.
+"""The whole job as one Python call: `initialize`, `measure`, `inspect`, `compare`; and `doctor` for devices.
 
 The command line is a thin shell over them.
 """
@@ -9,16 +9,16 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
-from lsuv_cli import dumps
+from lsuv_cli import dumps, examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -27,16 +27,18 @@ from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import filling, runtime
 from lsuv_cli.scratch import Scratch
-from lsuv_cli.settings import ABOUT, CHECK_TOL, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, JUDGE, LOOK, PreInit, Settings, SettingsDict
 
 __all__ = [
     "Data",
+    "Diagnosis",
     "Exposed",
     "Initialized",
     "Model",
     "Paths",
     "Stripped",
     "compare",
+    "doctor",
     "expose",
     "initialize",
     "inspect",
@@ -49,6 +51,39 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class Keywords(SettingsDict, total=False):
+    """The keywords that all functions share: the settings, and what a caller wants to hear and to draw."""
+
+    listen: Listener
+    drawn: Mapping[str, StrPath] | None
+
+
+class InitializeKeywords(Keywords, total=False):
+    """The keywords of `initialize` besides what it makes."""
+
+    force: bool
+    without_weights: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call's keywords, taken apart."""
+
+    settings: Settings
+    listen: Listener = silent
+    drawn: Mapping[str, StrPath] | None = None
+    force: bool = False
+    without_weights: bool = False
+
+    @classmethod
+    def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
+        """Take keywords apart; those that are not the call's own must be settings."""
+        own = {k: v for k, v in given.items() if k in {"listen", "drawn", *own_too}}
+        settings = {k: v for k, v in given.items() if k not in own}
+        return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
+
 
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
@@ -91,12 +126,8 @@ def initialize(
     output: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    force: bool = False,
     dry_run: bool = False,
-    without_weights: bool = False,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[InitializeKeywords],
 ) -> Initialized:
     """Initialize a model's weights by LSUV.
 
@@ -108,10 +139,10 @@ def initialize(
         weights: a .safetensors or .npz file for the initialized tensors alone, under the names they had in PyTorch.
         like: the network's checkpoint as it was exported, a .safetensors or .npz file or a mapping of names to arrays.
             Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
-        force: overwrite files that exist.
         dry_run: find the layers and plan the stages; change and write nothing.
+        force: overwrite files that exist. Default: False.
         without_weights: make up the tensors whose data file is missing, by their role. (Tensors that `strip` took out
-            are always made up.) A warning says how many there were.
+            are always made up.) A warning says how many there were. Default: False.
         {listen}
         {drawn}
 
@@ -120,18 +151,20 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords, "force", "without_weights")
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_opened(model, filling=True, without_weights=without_weights))
+        file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, checked, as_sources(data), listen, before)
-        if file.absent:
-            beside = Path(output).absolute().parent if output is not None and not dry_run else None
-            scratch = stack.enter_context(Scratch(beside)).path if beside and os.access(beside, os.W_OK) else None
-            job.warnings.append(filling.fill(file, checked.seed, scratch))
+        job = Job(file, call.settings, as_sources(data), call.listen, before)
         if weights is not None:
             named.check(weights)
-        targets = job.targets(drawn, {"`output`": None if dry_run else output, "`weights`": weights}, force)
+        wanted = {"`output`": None if dry_run else output, "`weights`": weights}
+        targets = job.targets(call.drawn, wanted, call.force)
+        if file.absent:
+            target = targets.get("`output`")
+            place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
+            job.warnings.append(filling.fill(file, call.settings.seed, place))
+            targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
@@ -139,10 +172,7 @@ def initialize(
 def measure(
     model: Model,
     data: Data | Paths,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The variance of every layer's output in a model as it stands, judged by `tol`: `lsuv check`.
 
@@ -155,10 +185,12 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of({"tol": CHECK_TOL, **settings})
+    call = _Call.of(keywords, tol=CHECK_TOL)
+    if data is None:
+        raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
-        job = Job(file, checked, as_sources(data), listen)
-        job.targets(drawn)
+        job = Job(file, call.settings, as_sources(data), call.listen)
+        job.targets(call.drawn)
         return job.look("measure")
 
 
@@ -168,8 +200,7 @@ def inspect(
     data: Data | Paths | None = None,
     *,
     dump: StrPath | None = None,
-    listen: Listener = silent,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
 
@@ -178,14 +209,17 @@ def inspect(
         {data}
         dump: a new directory for the values themselves: an .npy file for each layer's output on all of the data.
         {listen}
+        {drawn}
 
     Settings that matter (the others are accepted too):
         {settings}
     """
-    checked = Settings.of(settings)
+    call = _Call.of(keywords)
     with _opened(model) as file:
         place = dumps.check(dump) if dump is not None else None
-        return Job(file, checked, as_sources(data), listen).look("inspect", place)
+        job = Job(file, call.settings, as_sources(data), call.listen)
+        job.targets(call.drawn)
+        return job.look("inspect", place)
 
 
 def expose(
@@ -218,10 +252,7 @@ def compare(
     model: Model,
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
-    *,
-    listen: Listener = silent,
-    drawn: Mapping[str, StrPath] | None = None,
-    **settings: Unpack[SettingsDict],
+    **keywords: Unpack[Keywords],
 ) -> dict[str, Report]:
     """A report for each of several initializations of the same model. Nothing is written.
 
@@ -236,17 +267,21 @@ def compare(
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
     """
-    names = [name.strip() for name in inits.split(",") if name.strip()] if isinstance(inits, str) else list(inits)
+    listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
+    names = [str(name).strip() for name in listed if str(name).strip()]
     known = ("lsuv", *PreInit)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
-    checked = Settings.of(settings)
+    call = _Call.of(keywords)
+    checked, listen = call.settings, call.listen
+    if data is None:
+        raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
     reports = {}
     read = None  # once: a loader or a stream may give other data the next time, or none
     with _opened(model) as file:
-        Job(file, checked, sources, listen).targets(drawn)
+        Job(file, checked, sources, listen).targets(call.drawn)
         for name in dict.fromkeys(names):
             if name == PreInit.KEEP:
                 job = Job(file, checked, sources, listen, calibration=read)
@@ -289,6 +324,19 @@ def strip(
         return job.strip(target, patterns, larger_than)
 
 
+@_documented(EXAMINE)
+def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
+    """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
+
+    Arguments:
+        {listen}
+
+    Settings that matter (the others are accepted too):
+        {settings}
+    """
+    return examination.examine(Settings.of(settings), listen)
+
+
 @contextlib.contextmanager
 def _opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
     """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too.
@@ -305,9 +353,8 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
         yield file
     except (LsuvError, MemoryError):
         raise
-    except (
-        Exception
-    ) as problem:  # a malformed model can break any library on the way; onnxruntime is asked who is at fault
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    except Exception as problem:
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import LayerReport, Status
+from lsuv_cli.report import Carried, LayerReport, Status
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.trials import Turn
@@ -93,6 +93,45 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
         entries.append((layer.node, entry))
     recurrent = Status.PRE_INITIALIZED if settings.recurrent else Status.SKIPPED
     return _in_order(entries, replace(prepared.layers, layers=prepared.every.layers), recurrent)
+
+
+def judged_at_home(
+    entries: Iterable[LayerReport], account: Carried | None, prepared: Prepared
+) -> tuple[list[LayerReport], Carried | None]:
+    """The entries and the account of carried tensors: a layer that is not carried, or behind one, is not ok.
+
+    It is right in the written model, but at home the old tensor stays, and what follows sees other values.
+    """
+    if account is None or not account.left:
+        return list(entries), account
+    reasons = {item.name: item.reason for item in account.left}
+    owners: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
+    behind = _behind(prepared.graph, reasons)
+    for layer in prepared.layers.layers:
+        own = {layer.weight.base, layer.weight.value, layer.bias.value if layer.bias is not None else ""}
+        for tensor in own & reasons.keys():
+            owners.setdefault(tensor, []).append(layer.name)
+            notes[layer.name] = f"not carried home: {reasons[tensor]}"
+        if layer.output in behind:
+            notes.setdefault(layer.name, "behind a layer that is not carried home")
+    judged = [
+        replace(entry, status=Status.NOT_HOME, notes=(*entry.notes, notes[entry.name]))
+        if entry.name in notes and entry.status in {Status.OK, Status.TIED}
+        else entry
+        for entry in entries
+    ]
+    left = tuple(replace(item, layers=tuple(owners.get(item.name, ()))) for item in account.left)
+    return judged, replace(account, left=left)
+
+
+def _behind(graph: Graph, tensors: Collection[str]) -> set[str]:
+    """The values that depend on any of these constants, on more than their shapes."""
+    found = set(tensors)
+    for k, node in enumerate(graph.nodes):
+        if node.op_type not in {"Shape", "Size"} and found & {*node.input, *graph.captured.get(k, ())}:
+            found.update(name for name in node.output if name)
+    return found
 
 
 def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:

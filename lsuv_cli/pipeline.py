@@ -33,9 +33,10 @@ from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
-from lsuv_cli.scaling import algorithm, memory_needs, runtime, stages, values, verification, weights
+from lsuv_cli.scaling import algorithm, devices, memory_needs, runner, stages, values, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.providers import Device
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
@@ -108,7 +109,7 @@ class _Run:
     look: Look
     branches: Mapping[str, bool]
     data: Calibration | None
-    device: runtime.Device
+    device: Device
 
 
 @dataclass
@@ -147,6 +148,7 @@ class Job:
                 findings, trials = self._fill(draft, prepared, findings, run)
             entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
             tensors, account = self._tensors_for_home(prepared, homes, matched) if not dry_run else (None, None)
+            entries, account = layer_reports.judged_at_home(entries, account, prepared)
             report = self._report(
                 "init",
                 entries,
@@ -284,7 +286,7 @@ class Job:
 
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
-        device = runtime.open_device(self.settings.device, self.settings.threads)
+        device = devices.open_device(self.settings.device, self.settings.threads)
         graph = graphs.build(self.file.proto, self.file)
         data = self._calibration(graph) if self.data is not None else None
         branches: dict[str, bool] = {}
@@ -296,9 +298,10 @@ class Job:
         }:
             branches |= more
             graph = graphs.build(self.file.proto, self.file, branches)
-        return _Run(prepare.layers_of(graph), branches, data, device)
+        look = prepare.layers_of(graph)
+        return _Run(look, branches, _fitting(look, data, device) if data else None, device)
 
-    def _pass(self, phase: str, data: Calibration, device: runtime.Device) -> Pass:
+    def _pass(self, phase: str, data: Calibration, device: Device) -> Pass:
         given = self.settings.memory
         accuracy = min(max(self.settings.tol / 10, FINEST_ACCURACY), COARSEST_ACCURACY)
         memory = int(FRONTIER_RATIO * available_memory()) if given is None else given
@@ -424,6 +427,7 @@ class Job:
             layers=tuple(entries),
             settings=self.settings.to_json(),
             device=str(run.device),
+            device_reason=run.device.reason,
             data=data.source if data else "",
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
@@ -431,6 +435,13 @@ class Job:
             seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
             **facts,
         )
+
+
+def _fitting(look: Look, data: Calibration, device: Device) -> Calibration:
+    """The data in smaller batches, if shapes tell that those chosen automatically do not fit where the stages run."""
+    plan = stages.cut(look.graph, look.layers.layers)
+    size = memory_needs.fitting_batch(look.graph, plan, data.batches[0], runner.free_memory(device))
+    return data if size is None else data.at_most(size)
 
 
 def _memory_expected(prepared: Prepared, plan: Plan, data: Calibration | None) -> dict[str, int | None]:

@@ -27,6 +27,7 @@ class Status(StrEnum):
     NOT_FINITE = "non-finite"  # Inf or NaN in its output or weight
     UNREACHABLE = "unreachable"  # the kept bias alone has too much variance
     OVERFLOW = "overflow"  # the scaled weight does not fit its type
+    NOT_HOME = "not-home"  # right in the written model, but a tensor of it, or of a layer before it, is not carried
 
 
 FINE = frozenset({Status.OK, Status.PLANNED, Status.TIED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
@@ -65,6 +66,7 @@ class NotCarried:
 
     name: str
     reason: str
+    layers: tuple[str, ...] = ()  # names of the layers whose weight or bias it is
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Report:
     output: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = ""
+    device_reason: str = ""  # why this device, and why not another
     data: str = ""
     samples: int = 0
     batches: int = 0

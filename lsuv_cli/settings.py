@@ -333,7 +333,9 @@ class Settings:
             "Random data: uniform numbers from X to X, not normal ones.",
         ),
     ] = ()
-    device: Annotated[str, About(_text, RUN, "DEVICE", "auto, cpu, cuda or cuda:N.")] = "auto"
+    device: Annotated[
+        str, About(_text, RUN, "DEVICE", "auto, cpu, cuda[:N] or webgpu[:N]; auto is CUDA, else the CPU.")
+    ] = "auto"
     threads: Annotated[
         int | None, About(_optional(_whole), RUN, "N", "CPU threads; all, if not given.", above=0, most=MOST_THREADS)
     ] = None
@@ -376,3 +378,5 @@ LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclud
 """The settings that matter where a model is only looked at."""
 JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
 """The settings that matter where a model is looked at and judged."""
+EXAMINE = ("device", "threads")
+"""The settings that matter where a device is examined."""

@@ -127,6 +127,8 @@ def embedding(b: Builder) -> None:
 
 
 def recurrent(b: Builder) -> None:
+    if "rows that may be none" in b.draft.features:
+        raise Rejected  # onnxruntime ends the process at a GRU whose input is empty
     x = b.value(lambda v: v.rank == 3 and min(v.shape) > 0)
     hidden, gates = b.number(2, 4), {"LSTM": 4, "GRU": 3, "RNN": 1}
     kind = b.pick(list(gates))

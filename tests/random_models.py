@@ -219,6 +219,10 @@ class Builder:
         except Exception as problem:
             raise Rejected from problem
 
+    def seed(self, kind: type) -> dict[str, Any]:
+        """A seed for two in three nodes that draw numbers: they draw the same numbers in every session."""
+        return {"seed": kind(self.serial)} if self.serial % 3 else {}
+
     def numbers(self, *numbers: int) -> Value:
         return self.store(np.array(numbers, np.int64))
 
@@ -297,7 +301,7 @@ class Builder:
             self.op("Gather", value, self.draft.values["ids"])
         elif form == "dropped" and self.opset >= 12:
             self.draft.features.add("dropout")
-            return self.op("Dropout", value, self.scalar(0.3), self.store(np.array(True)))
+            return self.op("Dropout", value, self.scalar(0.3), self.store(np.array(True)), **self.seed(int))
         elif form == "filled":
             filled = numpy_helper.from_array(np.array([0.1], self.dtype))
             if self.opset >= 9:

@@ -192,7 +192,7 @@ def bounded(b: Builder) -> None:
         b.draft.features.add("cast to float16")
         b.op("Cast", b.op("Relu", half) if b.chance(0.5) else half, to=1)
     elif form == "random" and b.chance(0.3):
-        b.op("Add", x, b.op("RandomNormalLike", x, scale=0.5))
+        b.op("Add", x, b.op("RandomNormalLike", x, scale=0.5, **b.seed(float)))
         b.draft.features.add("random")
 
 
@@ -233,7 +233,7 @@ def dropout(b: Builder) -> None:
     if training:
         b.draft.features.add("dropout")
     inputs = [b.scalar(b.pick([0.1, 0.4])), b.store(np.array(True))] if training else [b.scalar(0.4)][: b.number(0, 1)]
-    b.ops("Dropout", x, *inputs, outputs=outputs)
+    b.ops("Dropout", x, *inputs, outputs=outputs, **(b.seed(int) if training else {}))
 
 
 STEPS: list[tuple[Step, int]] = [

@@ -18,6 +18,7 @@ import lsuv_cli
 from helpers import layer_outputs, model, normal, tensor, values
 from lsuv_cli import Bias, LsuvError, PreInit, Settings, SettingsDict, Tied, compare, initialize, measure
 from lsuv_cli import settings as settings_module
+from lsuv_cli.api import InitializeKeywords, Keywords
 from lsuv_cli.cli.wording import ARGUMENTS, as_typed
 from shell import lsuv
 
@@ -45,18 +46,8 @@ def test_dir_shows_the_public_names_and_each_is_there():
 
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
-    wanted |= {
-        "Status",
-        "Initialized",
-        "Exposed",
-        "Stripped",
-        "Settings",
-        "SettingsDict",
-        "PreInit",
-        "Bias",
-        "Tied",
-        "__version__",
-    }
+    wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Tied", "__version__"}
+    wanted |= {"doctor", "Diagnosis", "Exposed", "Stripped"}
     assert wanted | {function.__name__ for function in [*FUNCTIONS, *WITHOUT_SETTINGS]} == set(lsuv_cli.__all__)
 
 
@@ -119,6 +110,8 @@ initialize("m", 3)  # wrong
 initialize("m", x, batch_size="some")  # wrong
 initialize("m", x, exclude=3)  # wrong
 initialize("m", x, verbose=True)  # wrong
+initialize("m", x, force="yes")  # wrong
+measure("m", x, force=True)  # wrong
 measure("m", x, tol="0.1")  # wrong
 measure("m")  # wrong
 inspect("m", x, threads=1.5)  # wrong
@@ -142,13 +135,21 @@ def test_an_unknown_keyword_is_a_type_error():
             function(two_layers(), X, tolerance=0.1)
 
 
+def test_a_keyword_of_initialize_alone_is_unknown_elsewhere():
+    for function in set(FUNCTIONS) - {lsuv_cli.initialize}:
+        with pytest.raises(TypeError, match="unknown settings force"):
+            function(two_layers(), X, force=True)
+
+
 # Documentation
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_parameter_is_documented(function):
     documented = re.findall(r"^        (\w+): \S", inspect.getdoc(function).replace("\n    ", "\n        "), flags=re.M)
-    own = [name for name in inspect.signature(function).parameters if name != "settings"]
+    kind = InitializeKeywords if function is lsuv_cli.initialize else Keywords
+    shared = [name for name in ("force", "without_weights", "listen", "drawn") if name in get_type_hints(kind)]
+    own = [name for name in inspect.signature(function).parameters if name != "keywords"] + shared
     assert documented[: len(own)] == own
     assert set(documented[len(own) :]) <= set(get_type_hints(Settings))
     assert {"batch_size", "device", "seed"} <= set(documented)
@@ -329,15 +330,13 @@ def test_arguments_become_options():
 
 
 def test_every_option_that_a_message_can_name_exists():
-    known = set(
-        re.findall(
-            r"--[a-z][\w-]*", "".join(lsuv(name, "--help").out for name in ("init", "inspect", "compare", "strip"))
-        )
-    )
+    commands = ("init", "inspect", "compare", "strip")
+    known = set(re.findall(r"--[a-z][\w-]*", "".join(lsuv(name, "--help").out for name in commands)))
+    keywords = get_type_hints(InitializeKeywords).keys()
     for name in ARGUMENTS:
         assert as_typed(f"`{name}`") in known
         functions = [*FUNCTIONS, *WITHOUT_SETTINGS]
-        assert any(name in inspect.signature(f).parameters or name in get_type_hints(Settings) for f in functions)
+        assert name in keywords or any(name in inspect.signature(f).parameters for f in functions)
 
 
 def texts(path: Path) -> list[str]:
@@ -351,12 +350,65 @@ def texts(path: Path) -> list[str]:
     ]
 
 
+FOREIGN = ("--id=", "--query-gpu=", "--format=")  # options of nvidia-smi
+
 MODULES = sorted(path for path in (ROOT / "lsuv_cli").rglob("*.py") if "cli" not in path.parts[-2:-1])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_message_outside_the_command_speaks_of_options(path: Path):
     for text in texts(path):
+        if text.startswith(FOREIGN):
+            continue
         assert not re.search(r"(?<![\w-])--?[a-z][\w-]*", text), text
         for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", text):
             assert name in ARGUMENTS or path.name == "api.py", text
+
+
+# Too little memory is told as such
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    def place(owner: Any, name: str) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise MemoryError("Unable to allocate 10.0 GiB")
+
+        monkeypatch.setattr(owner, name, fail)
+
+    return place
+
+
+def test_too_little_memory_is_no_fault_of_the_model(no_memory):
+    """A constant that cannot be folded for lack of memory, and shapes that cannot be inferred."""
+    no_memory(onnx.reference.ReferenceEvaluator, "run")
+    text = "g (float[N,4] x) => (float[N,4] y) { v = Transpose(u) w = Mul(v, u) y = MatMul(x, w) }"
+    with pytest.raises(MemoryError):
+        initialize(model(text, u=normal(4, 4)), X)
+
+
+@pytest.mark.parametrize("function", [measure, initialize])
+def test_shapes_that_cannot_be_inferred_for_lack_of_memory(no_memory, function):
+    no_memory(onnx.shape_inference, "infer_shapes")
+    with pytest.raises(MemoryError):
+        function(two_layers(), X)
+
+
+def test_too_little_memory_is_no_fault_of_the_data(no_memory, tmp_path):
+    np.savez(tmp_path / "x.npz", x=X)
+    no_memory(np.lib.format, "read_array")
+    no_memory(np, "frombuffer")
+    with pytest.raises(MemoryError):
+        measure(two_layers(), str(tmp_path / "x.npz"))
+
+
+def test_measuring_needs_data():
+    for function in (measure, compare):
+        with pytest.raises(LsuvError, match=r"needs data: give `data`"):
+            function(two_layers(), None)
+
+
+def test_initializations_that_are_no_names():
+    for inits in (5, [5], None):
+        with pytest.raises(LsuvError, match=r"`inits` .*: choose among lsuv"):
+            compare(two_layers(), X, inits)

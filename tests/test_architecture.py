@@ -14,7 +14,13 @@ TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for p
 SOURCES = {name: (PACKAGE / name).read_text().splitlines() for name in TREES}
 
 # The modules beside the rooms, and which room each of them counts as.
-BESIDE = {"__init__": "api", "api": "api", "pipeline": "pipeline", "layer_reports": "pipeline"}
+BESIDE = {
+    "__init__": "api",
+    "api": "api",
+    "pipeline": "pipeline",
+    "layer_reports": "pipeline",
+    "examination": "pipeline",
+}
 BESIDE |= dict.fromkeys(
     [
         "errors",
@@ -45,8 +51,7 @@ MAY_IMPORT = {
 }
 
 PARAMETERS, LINES = 7, 50
-# The public call has a keyword for each thing one may want of it.
-TOO_MANY_PARAMETERS = {"api.py initialize"}
+TOO_MANY_PARAMETERS: set[str] = set()
 TOO_LONG: set[str] = set()
 
 
@@ -88,9 +93,9 @@ def test_imports_go_from_the_command_down_to_the_words() -> None:
     assert not wrong
 
 
-def test_only_one_module_knows_onnxruntime() -> None:
+def test_only_two_modules_know_onnxruntime() -> None:
     users = {path for path, tree in TREES.items() for name in imported(tree) if name.split(".")[0] == "onnxruntime"}
-    assert users == {"scaling/runtime.py"}
+    assert users == {"scaling/providers.py", "scaling/runtime.py"}
 
 
 def test_functions_take_few_parameters() -> None:

@@ -119,15 +119,6 @@ def test_what_is_dropped_repeats_from_run_to_run():
     assert statuses(one) == {"y": "ok", "z": "ok"}
 
 
-def test_a_weight_that_is_dropped_is_left_alone_and_not_folded():
-    proto = model("g (float[N,8] x) => (y) { d = Dropout(w, r, t) h = MatMul(x, d) u = Tanh(h) y = MatMul(u, v) }",
-                  w=normal(8, 8), v=normal(8, 4), r=np.float32(0.5), t=np.array(True))  # fmt: skip
-    result = initialize(proto, X)
-    assert entry(result, "h").status == "skipped"
-    assert "at random" in entry(result, "h").notes[0]
-    assert any(node.op_type == "Dropout" for node in result.model.graph.node)
-
-
 def test_batch_normalization_in_training_mode_is_not_spoilt_by_equal_tensors():
     ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
     proto = model("""g (float[N,8,4] x) => (y, m, n) {
@@ -240,6 +231,32 @@ def test_rounding_noise_is_no_signal(kind):
     assert "rounding" in " ".join(entry(result, "h").notes)
     assert np.abs(tensor(result.model, "w")).max() <= 1  # orthonormal, not blown up
     assert result.report.exit_code == 1
+
+
+def test_a_layer_that_is_alive_once_noise_in_front_of_it_is_left_alone_is_scaled():
+    """Sigmoid(noise) is 0.5 and hardly varies, but the columns of v have different sums."""
+    proto = model(
+        f"g (float[N,8] x) => (y) {{ {NOISE['there and back']} h = MatMul(s, w) q = Sigmoid(h) y = MatMul(q, v) }}",
+        w=normal(8, 4), v=normal(4, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert statuses(result) == {"h": "dead", "y": "ok"}
+    assert near_one(variances(result.model, {"x": X}, ["y"], reference=False))
+
+
+@pytest.mark.parametrize("pre_init", ["orthonormal", "keep"])
+def test_the_weight_of_a_dead_layer_stays_as_it_was_however_many_trials_follow(pre_init):
+    """The scale of a layer with an activation inside takes several trials."""
+    proto = model(
+        f"""g (float[N,8] x) => (y, h) {{ {NOISE["there and back"]} h = MatMul(s, w)
+        y = com.microsoft.FusedGemm<activation="Tanh">(x, v) }}""",
+        microsoft=True, w=np.linalg.qr(normal(8, 4))[0], v=normal(8, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X, target_variance=0.3, tol=0.001, pre_init=pre_init, max_trials=30)
+    assert statuses(result) == {"h": "dead", "y": "ok"}
+    assert result.report.trials > 2
+    w = tensor(result.model, "w")
+    np.testing.assert_allclose(w.T @ w, np.eye(4), atol=1e-5)
 
 
 def test_a_tiny_signal_is_no_noise():

@@ -1,5 +1,6 @@
 """Graphs that nobody thought of: random ones, with every kind of branch, tie and bias, measured independently."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,11 @@ def recipes(draw):
     return Recipe(draw)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+# On a second device each new shape takes a compiler's time.
+EXAMPLES = 8 if os.environ.get("LSUV_TEST_DEVICE") else 60
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     recipes(), st.sampled_from(["zero", "keep"]), st.sampled_from(["share", "untie", "skip"]), st.sampled_from([5, 32])
 )

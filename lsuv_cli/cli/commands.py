@@ -283,6 +283,24 @@ def strip(
         _wrote(output, console)
 
 
+@app.command(cls=o.Command, short_help="Does a device compute what the CPU does?")
+@o.spread
+def doctor(*, settings: o.ExamineSettings, json: o.Json = False) -> None:
+    """Tell what a device has, and try it in every type against the CPU; exit with 1 if something is off."""
+    with terminal.errors():
+        console = terminal.console()
+        from lsuv_cli import api
+        from lsuv_cli.cli import bedside
+
+        with terminal.progress(console, not json) as listen:
+            found = wording.diagnosis_as_typed(api.doctor(listen=listen, **settings.keywords()))
+        if json:
+            _print_json(found.to_json())
+        else:
+            terminal.write(bedside.block(found))
+    raise typer.Exit(int(found.exit_code))
+
+
 def _for_one_model(models: list[str], given: dict[str, str | None]) -> None:
     for option, value in given.items():
         if len(models) > 1 and value is not None:
@@ -304,6 +322,8 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
         if len(models) > 1:
             raise LsuvError(f"{len(models)} models were given; say where they go with --output-dir")
         path = Path(models[0])
+        if not path.name:  # "", . and /
+            raise LsuvError(f"{models[0] or repr('')} is no file; give an ONNX file")
         return [str(path.with_name(f"{path.name.removesuffix('.onnx')}.lsuv.onnx"))]
     targets = [Path(output_dir) / Path(model).name for model in models]
     if len(set(targets)) < len(targets):

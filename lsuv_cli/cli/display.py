@@ -50,6 +50,8 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
     console.print(summary(report))
+    if verbose and report.device_reason:
+        console.print(Text(f"device: {report.device} ({shortened(report.device_reason)})"), soft_wrap=True)
     if report.carried is not None:
         left = report.carried.left
         console.print(Text(carried(report.carried), style="bold red" if left else ""), soft_wrap=True)

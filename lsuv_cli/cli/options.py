@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from lsuv_cli.cli import terminal
 from lsuv_cli.cli.wording import flag
-from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, SHOW, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -144,6 +144,7 @@ class Offer:
 
 AllSettings = Annotated[Settings, Offer()]
 LookSettings = Annotated[Settings, Offer(LOOK)]
+ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from typing import TYPE_CHECKING
 
 from lsuv_cli.report import Report
 from lsuv_cli.settings import ABOUT
+
+if TYPE_CHECKING:
+    from lsuv_cli.examination import Diagnosis
 
 ARGUMENTS = (
     *ABOUT,
@@ -39,7 +43,14 @@ def report_as_typed(report: Report) -> Report:
         dataclasses.replace(layer, notes=tuple(map(as_typed, layer.notes))) if layer.notes else layer
         for layer in report.layers
     )
-    return dataclasses.replace(report, layers=layers, warnings=tuple(map(as_typed, report.warnings)))
+    warnings = tuple(map(as_typed, report.warnings))
+    return dataclasses.replace(report, layers=layers, warnings=warnings, device_reason=as_typed(report.device_reason))
+
+
+def diagnosis_as_typed(found: Diagnosis) -> Diagnosis:
+    """A diagnosis that speaks of options."""
+    problems = tuple(map(as_typed, found.problems))
+    return dataclasses.replace(found, problems=problems, device_reason=as_typed(found.device_reason))
 
 
 def _option(argument: re.Match[str]) -> str:

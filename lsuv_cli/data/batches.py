@@ -76,6 +76,10 @@ class Calibration:
     warnings: tuple[str, ...]
     source: str
 
+    def at_most(self, size: int) -> Calibration:
+        """The same data in batches of at most this size, where the size of a batch was chosen automatically."""
+        return replace(self, batches=Batches([table.at_most(size) for table in self.batches.tables]))
+
     @property
     def few(self) -> Batch:
         """The first few samples, as one batch; the whole first batch where the model fixes its size."""
@@ -147,6 +151,13 @@ class Table:
     samples: int
     runs: int
     dropped: int = 0
+    automatic: bool = False  # whether the size is neither asked for nor fixed, nor that of a given batch
+
+    def at_most(self, size: int) -> Table:
+        """The table with a smaller size, if its size may be changed."""
+        if not self.automatic or self.size is None or self.size <= size:
+            return self
+        return replace(self, size=size, runs=math.ceil(self.samples / size))
 
     def used(self, column: InputColumn) -> int:
         """How many rows of a column are fed at all."""
@@ -285,6 +296,7 @@ def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, a
         size = rows
     else:
         size = 1 if by_run else automatic_batch_size(max(_weight(column) for column in batched))
+    automatic = bool(batched) and not fixed and batch_size is None and not as_given and not by_run
     runs = rows // size if fixed else math.ceil(rows / size)
     for column in by_run:
         name = column.spec.name
@@ -297,7 +309,7 @@ def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, a
             )
     used = int(min(rows, limit))
     dropped = used % size if fixed else 0
-    return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped)
+    return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped, automatic)
 
 
 def _held_batches(columns: Sequence[InputColumn]) -> dict[int, str]:

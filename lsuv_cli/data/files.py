@@ -260,7 +260,7 @@ def reading(path: Path) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as numpy's warning about headers written by Python 2
             yield
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -62,6 +62,8 @@ def as_sources(data: Data | Paths | None) -> Data | list[str] | None:
 
 
 def _source(source: StrPath) -> str:
+    if not os.fspath(source):
+        raise DataError("`data` is empty; give a file, a directory or random")
     if isinstance(source, str):
         return source
     path = os.fspath(source)

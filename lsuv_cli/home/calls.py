@@ -17,7 +17,8 @@ from onnx import NodeProto
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 CALL = "pkg.torch.onnx.fx_node"
 
-_INPUT = re.compile(r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
+# Buffers that are not persistent, and tensors that are plain attributes, are not in a state dict.
+_INPUT = re.compile(r"^(\w+): (?:PARAMETER|BUFFER) target='([^']+)'(?! persistent=False)", re.MULTILINE)
 _CALL = re.compile(r"target=torch\.ops\.aten\.(\w+)\.\w+\]\(args = \((.*)\), kwargs = ", re.DOTALL)
 
 
@@ -33,7 +34,7 @@ class Call:
 
 
 def signature(model: onnx.ModelProto) -> dict[str, str]:
-    """Name in calls -> name in the module, for all parameters and buffers; empty if the file has no signature."""
+    """Name in calls -> name in the state dict, for parameters and buffers; empty if the file has no signature."""
     for entry in model.graph.metadata_props:
         if entry.key == SIGNATURE:
             return dict(_INPUT.findall(entry.value))

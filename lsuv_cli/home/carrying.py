@@ -20,6 +20,7 @@ from lsuv_cli.errors import LsuvError
 from lsuv_cli.home import fingerprints
 from lsuv_cli.home.matching import Matching, Origin, Parts, Place, Read, Use, keys_of
 from lsuv_cli.home.parametrizations import Multiple, Shifted, precision
+from lsuv_cli.home.products import Multiplied
 from lsuv_cli.home.values import Region
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.report import Carried, NotCarried
@@ -159,6 +160,8 @@ class _Carrier:
     def serves(self, use: Use) -> bool:
         """Whether the new checkpoint has the values that a use has in the edited model."""
         origin = self.origins[use.place]
+        if isinstance(origin, Multiplied) and self.after.keys() & set(origin.fixed):
+            return False  # the factors at home are others then
         if not self.after.keys() & set(origin.keys):
             return use.place not in self.places
         if isinstance(origin, Parts) and origin.ambiguous and use.place not in self.places:

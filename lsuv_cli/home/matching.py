@@ -3,13 +3,15 @@
 Every place where a node reads a constant is a use. The constant is found in the checkpoint by its values, as
 
 1. a copy of a tensor, a slice of one or a join of several (values.py);
-2. a weight under weight normalization, or with its BatchNorm folded into it (parametrizations.py).
+2. a weight under weight normalization, or with its BatchNorm folded into it (parametrizations.py);
+3. a tensor multiplied by fixed numbers (products.py).
 
 Equal tensors are told apart by the module that the use belongs to (scopes.py), then by the constant's own name.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.home import fingerprints, scopes
+from lsuv_cli.home import fingerprints, moves, products, scopes
 from lsuv_cli.home import parametrizations as computed
 from lsuv_cli.home.checkpoints import Checkpoint, is_float
+from lsuv_cli.home.layouts import Layout
 from lsuv_cli.home.parametrizations import Multiple, Normalized, Shifted
+from lsuv_cli.home.products import Multiplied
 from lsuv_cli.home.values import Copies, Finder, Piece, Tensors
 from lsuv_cli.model import batch_norm
 from lsuv_cli.model.graph import Graph, attribute
@@ -32,6 +36,7 @@ Array = NDArray[Any]
 Read = Callable[[str], Array]
 Place = tuple[str, int]  # a node's first output, and which of its inputs
 
+ABSENT = "no tensor of the checkpoint has its values"
 UNFOLDED = (
     "export without folding: optimize=False (dynamo=True), or training=torch.onnx.TrainingMode.PRESERVE and "
     "do_constant_folding=False (dynamo=False)"
@@ -88,7 +93,7 @@ class Parts:
         return found
 
 
-Origin = Parts | Normalized | Multiple | Shifted
+Origin = Parts | Normalized | Multiple | Shifted | Multiplied
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,8 @@ class _Matcher:
         for use in uses:
             if found:
                 self.exact(use, value, found)
+            elif use.written and not normalized and (origin := self.multiplied(use)) is not None:
+                self.origins[use.place] = origin
             elif use.layer is not None:
                 self.recomputed(use, value, normalized)
             if use.place not in self.origins:
@@ -185,6 +192,21 @@ class _Matcher:
             if len(piece.layouts) == 1 and not piece.plain:
                 self.layouts[use.manner].add(piece.layouts[0].permutation)
         self.origins[use.place] = Parts(pieces, value.shape, others)
+
+    def multiplied(self, use: Use) -> Multiplied | None:
+        """The origin of a constant that is computed as a product of a checkpoint tensor and fixed numbers."""
+        product = products.find(self.graph, use.name)
+        if product is None:
+            return None
+        value = self.graph.array(product.tensor)
+        found = self.finder.whole(value)
+        keys = self.told(use, [key for (piece,) in found for key in piece.keys])
+        pieces = [replace(piece, keys=keys) for (piece,) in found if set(keys) <= set(piece.keys)]
+        if len(keys) != 1 or len(pieces) != 1 or len(pieces[0].layouts) != 1:
+            return None
+        others = [self.finder.whole(self.graph.array(name)) for name in product.others]
+        fixed = tuple(key for found in others for (piece,) in found for key in piece.keys)
+        return Multiplied(Parts((pieces[0],), value.shape), product, value.shape, fixed)
 
     def told(self, use: Use, keys: Iterable[str]) -> tuple[str, ...]:
         best = scopes.best(use.scope, list(keys))
@@ -233,21 +255,50 @@ class _Matcher:
 
     def missing(self, use: Use) -> str:
         if use.name in self.graph.tensors:
-            return "no tensor of the checkpoint has its values"
+            return ABSENT
         ops = dict.fromkeys(op for op in _operators(self.graph, use.name) if op != "Constant")
+        if ops.keys() <= moves.MOVES:
+            return ABSENT
         return f"it is computed by {', '.join(ops)}, which cannot be undone"
 
     def settle_layouts(self) -> None:
-        """Where repeated values allow several layouts, take the one that all other uses of the same manner have."""
+        """Where repeated values allow several layouts, take the one that the constant's own name tells.
+
+        If it tells none, it is the one that all other uses of the same manner have.
+        """
         for use in self.uses:
             origin = self.origins.get(use.place)
             if isinstance(origin, Parts) and any(len(piece.layouts) > 1 for piece in origin.pieces):
                 known = self.layouts.get(use.manner, set())
                 pieces = tuple(
-                    replace(piece, layouts=tuple(x for x in piece.layouts if {x.permutation} == known) or piece.layouts)
+                    replace(
+                        piece,
+                        layouts=self.layout_by_name(use, piece)
+                        or tuple(x for x in piece.layouts if {x.permutation} == known)
+                        or piece.layouts,
+                    )
                     for piece in origin.pieces
                 )
                 self.origins[use.place] = replace(origin, pieces=pieces)
+
+    def layout_by_name(self, use: Use, piece: Piece) -> tuple[Layout, ...]:
+        """The layout of a constant whose stored tensor has the name and the shape of a checkpoint tensor.
+
+        The name may be that of an equal tensor, which an exporter merged with this one.
+        """
+        if piece.part or piece.place:
+            return ()
+        found = moves.origins(self.graph, use.name)
+        name = found[0].tensor if len(found) == 1 else use.name
+        shape = self.checkpoint.tensors[piece.keys[0]].shape
+        stored = self.checkpoint.tensors.get(name)
+        if stored is None or name not in self.graph.tensors or not stored.shape == self.graph.shape(name) == shape:
+            return ()
+        places = np.arange(math.prod(shape))
+        if found:
+            places[found[0].here] = found[0].there
+        indices = np.arange(places.size).reshape(shape)
+        return tuple(x for x in piece.layouts if np.array_equal(x.forward(indices).reshape(-1), places))[:1]
 
     def tie_tables(self) -> dict[str, str]:
         """Treat checkpoint tensors that equal an embedding table as tied to it: equal random tables are no accident.
@@ -271,11 +322,10 @@ class _Matcher:
     def complain_if_strange(self, uses: list[Use]) -> None:
         weights = [use for use in uses if use.layer is not None]
         if weights and not any(use.place in self.origins for use in weights):
-            reasons = Counter(self.reasons[use.place] for use in weights)
-            raise LsuvError(
-                f"`like` {self.checkpoint.name} has none of the model's {len(weights)} weights "
-                f"({reasons.most_common(1)[0][0]}); give the checkpoint of the network as it was exported"
-            )
+            (reason, _), *_ = Counter(self.reasons[use.place] for use in weights).most_common(1)
+            subject = f"`like` {self.checkpoint.name}" if self.checkpoint.path else self.checkpoint.name
+            hint = "; give the checkpoint of the network as it was exported" if reason == ABSENT else ""
+            raise LsuvError(f"{subject} has none of the model's {len(weights)} weights ({reason}){hint}")
 
 
 def _uses(graph: Graph, found: LayerSet) -> Iterator[Use]:

@@ -137,7 +137,9 @@ class _Finder:
         if own:
             name = self.owner(own, self.first_reader(layer.weight))
             return self.whole(name, layer.weight) if name else Home(reason=UNKNOWN)
-        return Home(reason=COMPUTED) if self.signature else None
+        if self.signature:
+            return Home(reason=COMPUTED if layer.weight.base not in self.graph.tensors else UNKNOWN)
+        return None
 
     def whole(self, name: str, weight: Weight) -> Home:
         kind = numpy_type(weight.dtype)

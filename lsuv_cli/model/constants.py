@@ -5,7 +5,9 @@
    inverse views.
 2. Where the chain of views ends at any other node, that node's value is an expression of constants (`Graph.evaluate`),
    which can be folded into one tensor.
-3. Quantized tensors, sparse tensors and tensors inside a function of the model cannot be written: LeftAlone says why.
+3. A weight that a Dropout drops in training mode (DropConnect) is the stored tensor in front of the Dropout: what the
+   operator reads, Dropout(W), is linear in W.
+4. Quantized tensors, sparse tensors and tensors inside a function of the model cannot be written: LeftAlone says why.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from lsuv_cli.model import views
 from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
+from lsuv_cli.model.random_ops import drops
 from lsuv_cli.model.views import Shape, View
 
 Array = NDArray[Any]
@@ -49,6 +52,7 @@ class Weight:
     shape: Shape  # as the operator reads it
     steps: tuple[View, ...] = ()
     cast: str = ""  # the type as the operator reads it, where a Cast changes it
+    dropped: bool = False  # a Dropout in training mode is among the views
 
     @property
     def read_as(self) -> str:
@@ -82,20 +86,26 @@ class Constants:
             if base in self.graph.sparse:
                 raise LeftAlone("its weight is a sparse tensor")
             node = self.graph.nodes[self.graph.producer[base]]
-            if not is_view(node):
+            if not is_view(node) and not self._drops(node, base):
                 break
             chain.append(node)
             base = node.input[0]
+        if base in self.graph.random:
+            raise LeftAlone("its weight is drawn at random, anew in every run")
         place, dtype, shape = self._stored(base)
         steps: list[View] = []
         cast = ""
         for node in reversed(chain):
             if node.op_type == "Cast":
                 cast = _float_name(attribute(node, "to"), "cast to")
-            elif node.op_type != "Identity":
+            elif node.op_type not in {"Identity", "Dropout"}:
                 steps.append(self._step(node, shape))
                 shape = steps[-1].after
-        return Weight(value, base, place, dtype, shape, tuple(steps), cast if cast != dtype else "")
+        dropped = any(node.op_type == "Dropout" for node in chain)
+        return Weight(value, base, place, dtype, shape, tuple(steps), cast if cast != dtype else "", dropped)
+
+    def _drops(self, node: NodeProto, name: str) -> bool:
+        return drops(node, self.graph.tensors) and node.output[0] == name
 
     def _stored(self, base: str) -> tuple[str, str, Shape]:
         """Place, type and shape of the stored tensor, or of the expression, at the start of a chain of views."""
@@ -175,8 +185,8 @@ def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
             if node.op_type in SHAPE_OPS and is_standard(node):
                 continue
             times = list(node.input).count(name) + graph.captured.get(k, ()).count(name)
-            if is_view(node) and node.input[0] == name and times == 1:
-                names.extend(node.output)
+            if (is_view(node) or drops(node, graph.tensors)) and node.input[0] == name and times == 1:
+                names.append(node.output[0])
             else:
                 yield from [(k, name)] * times
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from lsuv_cli import outputs, temporary
 from lsuv_cli.errors import OutputError
@@ -91,6 +91,10 @@ class Draft:
     def append(self, body: onnx.GraphProto, name: str, array: Array) -> None:
         """Add an initializer to the main graph or to the body of an If."""
         data = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
+        if self.file.proto.ir_version < 4 and body is not self.file.proto.graph:
+            # Before IR version 4 every initializer is an input as well, and the body of an If has no inputs.
+            body.node.insert(0, helper.make_node("Constant", [], [name], value=numpy_helper.from_array(data)))
+            return
         tensor = body.initializer.add(name=name, dims=data.shape)
         tensor.data_type = helper.np_dtype_to_tensor_dtype(data.dtype)
         if self._data is not None and data.nbytes > MOVED_OUT:
@@ -226,6 +230,8 @@ def serialized(model: onnx.ModelProto) -> bytes:
     """A model as one string of bytes, if it is not too large for that."""
     try:
         return model.SerializeToString()
+    except MemoryError:
+        raise
     except Exception as problem:  # protobuf's EncodeError, or ValueError, by version
         raise OutputError(
             "the result is over protobuf's limit of 2 GiB; save the input with external data "

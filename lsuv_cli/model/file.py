@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,15 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_we
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model, including tensors in attributes, inner graphs and functions."""
+    """Every tensor of a model, including tensors in attributes, inner graphs, functions and training graphs."""
     yield from _graph_tensors(model.graph)
+    for training in model.training_info:
+        yield from _graph_tensors(training.initialization)
+        yield from _graph_tensors(training.algorithm)
     for function in model.functions:
+        yield from _attribute_tensors(function.attribute_proto)
         for node in function.node:
-            yield from _node_tensors(node)
+            yield from _attribute_tensors(node.attribute)
 
 
 def id_of(tensor: TensorProto) -> tuple[str, ...]:
@@ -246,19 +250,25 @@ def embed(tensor: TensorProto, data: bytes) -> None:
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
-        yield sparse.values
-        yield sparse.indices
+        yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _node_tensors(node)
+        yield from _attribute_tensors(node.attribute)
 
 
-def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
-    for held in node.attribute:
+def _attribute_tensors(attributes: Iterable[AttributeProto]) -> Iterator[TensorProto]:
+    for held in attributes:
+        if held.ref_attr_name:  # of a function's node: the call has the value
+            continue
         match held.type:
             case AttributeProto.TENSOR:
                 yield held.t
             case AttributeProto.TENSORS:
                 yield from held.tensors
+            case AttributeProto.SPARSE_TENSOR:
+                yield from (held.sparse_tensor.values, held.sparse_tensor.indices)
+            case AttributeProto.SPARSE_TENSORS:
+                for sparse in held.sparse_tensors:
+                    yield from (sparse.values, sparse.indices)
             case AttributeProto.GRAPH:
                 yield from _graph_tensors(held.g)
             case AttributeProto.GRAPHS:

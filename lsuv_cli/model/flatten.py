@@ -212,7 +212,9 @@ class _Flattener:
         if then is None or other is None:
             return False
         graph, left = (then, other) if taken else (other, then)
-        made = {name for inner in graph.node for name in inner.output}
+        # An If inside must not get the first output of this If, by which `branches` tells one If from another.
+        opaque = [inner.op_type == "If" or _key(inner) in self.functions for inner in graph.node]
+        made = {name for inner, skip in zip(graph.node, opaque, strict=True) if not skip for name in inner.output}
         names = [o.name for o in graph.output]
         direct = {n: o for n, o in zip(names, outputs, strict=False) if n in made and names.count(n) == 1 and o}
         prefix = f"{scope.rename.get(label(node), label(node))}/"

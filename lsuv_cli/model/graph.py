@@ -214,6 +214,8 @@ def _largest(model: onnx.ModelProto) -> int:
     """The number of elements of the largest value whose shape can be inferred."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except MemoryError:
+        raise
     except Exception:  # inference fails on healthy models too, and is only a precaution
         return 0
     shapes = [info.type.tensor_type.shape.dim for info in (*inferred.graph.value_info, *inferred.graph.output)]

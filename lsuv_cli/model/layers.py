@@ -255,11 +255,9 @@ class _LayerFinder:
     def layer(self, k: int, node: NodeProto) -> Layer | None:
         """A node as a layer; None for a product of two activations."""
         op = node.op_type
-        constant = [bool(name) and name in self.graph.constant for name in node.input]
+        constant = [name in self.graph.constant or name in self.graph.random for name in node.input]
         if all(constant[:2]):
             raise LeftAlone("no input of the model reaches it")
-        if not self.graph.random.isdisjoint(node.input[:2]):
-            raise LeftAlone("its weight is drawn or dropped at random, anew in every run")
         if chooser := next((maker for name in node.input[:2] if (maker := self._chooser(name))), ""):
             raise LeftAlone(f"its weight is chosen by {chooser}, as the input has it")
         if op in CONVOLUTIONS and not constant[1]:
@@ -287,6 +285,8 @@ class _LayerFinder:
         notes = [f"measured after the {activation} that is inside the {op}"] if activation else []
         if weight.place == "folded":
             notes.append("weight folded into one tensor")
+        if weight.dropped:
+            notes.append("its weight is dropped at random")
         module = self.modules.of(node)
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 

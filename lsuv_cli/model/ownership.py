@@ -79,7 +79,9 @@ class _Settlement:
         others = list((Counter(readers_of(self.graph, base)) - mine).elements())
         # A recurrent layer's matrices are not scaled, so it cannot share a weight with a layer whose weight is.
         mixed = len(users) > 1 and any(isinstance(use.item, Recurrent) for use in users)
-        if self.tied is Tied.UNTIE and (others or len(users) > 1):
+        if len(users) > 1 and any(use.weight.dropped for use in users):
+            self.leave(users, f"its weight {base} is shared by {len(users)} layers and dropped at random")
+        elif self.tied is Tied.UNTIE and (others or len(users) > 1):
             for use in users if others else users[1:]:
                 self.copy(use)
             if not others:
@@ -110,6 +112,9 @@ class _Settlement:
             self.leave([use], "its weight is shared and the layer is inside a function of the model")
             return
         weight = use.weight
+        if weight.dropped:
+            self.leave([use], f"its weight {weight.base} is read elsewhere too and dropped at random")
+            return
         stored = self.folded[weight.base] if weight.place == "folded" else self.graph.array(weight.base)
         array = weight.seen(stored).astype(numpy_type(weight.read_as))
         self.decided.edits.append(Own(output, use.position, f"{weight.base}.{use.item.name}", array))

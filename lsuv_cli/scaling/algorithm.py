@@ -27,9 +27,11 @@ from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
-from lsuv_cli.scaling.runtime import Session, Unsupported
+from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.solve import solve
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
+from lsuv_cli.scaling.translation import Unsupported
 from lsuv_cli.scaling.trials import Trials, Turn
 from lsuv_cli.settings import PreInit, Settings
 
@@ -110,7 +112,10 @@ class _Trial:
 
     def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
         """Run a stage: layer output -> moments, in the exact form where the fast form is not accurate enough."""
-        as_read = {x.weight.value: x.weight.seen(running[x.weight.base].array) for x in stage.layers}
+        as_read = {
+            x.weight.base if x.weight.dropped else x.weight.value: running[x.weight.base].seen(x.weight)
+            for x in stage.layers
+        }
         exact: frozenset[str] = frozenset()
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
@@ -157,26 +162,3 @@ class _Trial:
     def _pending_factor(self, layer: Layer) -> float:
         """The product of the scales that were pending on a layer's input when it was measured."""
         return math.prod(self.scales[name] for name in self.plan.chain[layer.output])
-
-
-def solve(y: Moments, target: float) -> tuple[float, Status]:
-    """The scale s with Var(s·y + b) = target, and the status of the layer.
-
-    s is the larger root of s²·Var(y) + 2s·Cov(y, b) + Var(b) - target = 0. Where no root is positive, which
-    takes Var(b) >= target, the layer is out of reach and its weight is not shrunk to nothing.
-    """
-    if not (y.finite and math.isfinite(y.covariance) and math.isfinite(y.bias_variance)):
-        return 1.0, Status.NOT_FINITE
-    if y.variance <= 0.0:
-        return 1.0, Status.DEAD
-    half = y.covariance / y.variance
-    discriminant = half * half - (y.bias_variance - target) / y.variance
-    if discriminant < 0.0:
-        return 1.0, Status.UNREACHABLE
-    scale = -half + math.sqrt(discriminant)
-    # (-h + sqrt(h² + d)) loses its digits for a large positive h; this is the same number.
-    if half > 0.0 and y.bias_variance < target:
-        scale = ((target - y.bias_variance) / y.variance) / (half + math.sqrt(discriminant))
-    if scale <= 0.0 or not math.isfinite(scale):
-        return 1.0, Status.UNREACHABLE
-    return scale, Status.OK

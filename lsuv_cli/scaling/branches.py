@@ -1,4 +1,8 @@
-"""Which branch an If takes. Where it takes the same branch for all batches, layers in that branch can be scaled."""
+"""Which branch an If takes. Where it takes the same branch for all batches, the working copy is that branch.
+
+Layers in the branch can then be scaled, and so can layers outside whose weight the branch holds or chooses. A condition
+that depends on a layer, or on random numbers, is not known: another weight may change it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import numpy as np
 from onnx import NodeProto
 
 from lsuv_cli.model.flatten import nodes_inside
-from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import LAYER_OPS
+from lsuv_cli.model.graph import Graph, is_standard
+from lsuv_cli.model.layers import LAYER_OPS, RECURRENT_OPS
+from lsuv_cli.model.random_ops import is_random
 from lsuv_cli.scaling import runtime
 from lsuv_cli.scaling.model_builder import ModelBuilder, own_prefix
 from lsuv_cli.scaling.runner import Pass, Runner
@@ -16,10 +21,10 @@ from lsuv_cli.scaling.stages import Plan
 
 
 def taken(graph: Graph, needs: Pass | None) -> dict[str, bool]:
-    """First output of an If with layers inside -> its condition, where the condition is the same for all batches."""
+    """First output of an If -> its condition, where the condition is the same for all batches."""
     taken_branches: dict[str, bool] = {}
     for node in graph.nodes:
-        if node.op_type == "If" and any(inner.op_type in LAYER_OPS for inner in nodes_inside(node)):
+        if node.op_type == "If" and is_standard(node):
             values = _conditions(graph, node, needs)
             if len(values) == 1:
                 taken_branches[node.output[0]] = values.pop()
@@ -32,7 +37,7 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
     if condition in graph.constant:
         known = graph.known(condition)
         return set() if known is None else {bool(np.any(known))}
-    if needs is None:
+    if needs is None or not _is_settled(graph, condition):
         return set()
     runner = Runner(graph, Plan((), {}, {}, {}), needs, {})
     builder = ModelBuilder(graph, own_prefix(graph), {}, {})
@@ -42,6 +47,21 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
     session = Session(builder.finish([condition], ()), needs.device, optimized=False)
     values: set[bool] = set()
     for batch in needs.batches:
-        kept, _ = session.run({name: runner.value(session, 0, batch, name) for name in session.model.feeds})
+        kept, _ = session.run({name: runner.value(0, batch, name) for name in session.model.feeds})
         values.add(bool(np.any(runtime.to_numpy(kept[condition]))))
     return values
+
+
+def _is_settled(graph: Graph, name: str) -> bool:
+    """Whether a value stays the same whatever weights the layers get: no layer and no random number is in it."""
+    wanted, seen = [name], set()
+    while wanted:
+        k = graph.producer.get(wanted.pop())
+        if k is None or k in seen:
+            continue
+        seen.add(k)
+        for node in (graph.nodes[k], *nodes_inside(graph.nodes[k])):
+            if node.op_type in LAYER_OPS or node.op_type in RECURRENT_OPS or is_random(node, graph.tensors):
+                return False
+        wanted.extend(graph.reads(k))
+    return True

@@ -34,6 +34,8 @@ def inferred_types(graph: Graph, batch: Mapping[str, NDArray[Any]]) -> dict[str,
     model.functions.extend(graph.functions)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except MemoryError:
+        raise
     except Exception:  # inference fails on healthy models too; then nothing is known
         return {}
     return {info.name: info.type.tensor_type for info in (*inferred.graph.value_info, *inferred.graph.output)}

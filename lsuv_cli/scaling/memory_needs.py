@@ -21,6 +21,9 @@ from lsuv_cli.scaling.stages import Plan, Stage
 
 Array = NDArray[Any]
 
+# No layer's input and output take more than this times the model's inputs; below that, shapes need not be inferred.
+LARGEST_GROWTH = 1000
+
 
 def stage_weights(graph: Graph, plan: Plan) -> int:
     """The largest number of bytes that the weights of one stage take."""
@@ -47,8 +50,32 @@ def between_stages(graph: Graph, plan: Plan, batches: Sequence[Mapping[str, Arra
     return most * len(batches)
 
 
-def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Array], available: int) -> None:
+def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Array], available: int | None) -> None:
     """Refuse a batch that cannot fit: at the least, a layer's input and output are in memory at the same time."""
+    name, needed = most_needed(stage, sizes)
+    if available is None or needed <= available:
+        return
+    samples = _samples(batch)
+    way_out = f"use `batch_size={_fitting(samples, needed, available)}`" if samples > 1 else "it takes more memory"
+    raise LsuvError(
+        f"a batch of {samples} needs at least {amount(needed)} of memory in layer {name}, and "
+        f"{amount(available)} is free; {way_out}"
+    )
+
+
+def fitting_batch(graph: Graph, plan: Plan, batch: Mapping[str, Array], available: int | None) -> int | None:
+    """The batch size that a plan needs to fit in memory; None if the batch fits, or where that is not known."""
+    if available is None or _samples(batch) < 2:
+        return None
+    if sum(array.nbytes for array in batch.values()) * LARGEST_GROWTH <= available:
+        return None
+    sizes = value_bytes(graph, batch)
+    needed = max((most_needed(stage, sizes)[1] for stage in plan.stages), default=0)
+    return _fitting(_samples(batch), needed, available) if needed > available else None
+
+
+def most_needed(stage: Stage, sizes: Mapping[str, int]) -> tuple[str, int]:
+    """The layer of a stage whose input and output take most memory, and the bytes they take."""
     makers = {step.makes[0]: step for step in stage.steps if step.makes}
     needs = {
         layer.name: sum(sizes.get(name, 0) for name in (*makers[layer.output].reads, layer.output))
@@ -56,15 +83,15 @@ def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Arra
         if layer.output in makers
     }
     name = max(needs, key=lambda name: needs[name], default="")
-    if not name or needs[name] <= available:
-        return
-    samples = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-    fitting = max(1, int(samples * available / needs[name] / 2))  # half, because other values need memory too
-    way_out = f"use `batch_size={fitting}`" if samples > 1 else "it takes a machine with more memory"
-    raise LsuvError(
-        f"a batch of {samples} needs at least {amount(needs[name])} of memory in layer {name}, and "
-        f"{amount(available)} is free; {way_out}"
-    )
+    return name, needs.get(name, 0)
+
+
+def _samples(batch: Mapping[str, Array]) -> int:
+    return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+
+
+def _fitting(samples: int, needed: int, available: int) -> int:
+    return max(1, int(samples * available / needed / 2))  # half, because other values need memory too
 
 
 def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting: int, budget: int) -> None:

@@ -13,9 +13,11 @@ from onnx import TypeProto, helper
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.scaling import memory_needs, precision
+from lsuv_cli.scaling.frontier import Frontier
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype
-from lsuv_cli.scaling.runtime import Device, Frontier, Session
+from lsuv_cli.scaling.providers import Device
+from lsuv_cli.scaling.runtime import Session, host_value
 from lsuv_cli.scaling.stages import Plan, Stage
 
 Array = NDArray[Any]
@@ -35,12 +37,20 @@ class Pass:
     few: Batch  # the first few samples
 
 
+def free_memory(device: Device) -> int | None:
+    """The bytes that a stage may take where it runs; None where a device does not tell."""
+    if device.is_host:
+        return available_memory()
+    memory = device.provider.free_memory(device.index)
+    return None if memory is None else memory[0]
+
+
 class Runner:
     """One pass over the data, stage by stage."""
 
     def __init__(self, graph: Graph, plan: Plan, needs: Pass, retype: Retype) -> None:
         self.graph, self.plan, self.needs, self.retype = graph, plan, needs, retype
-        self.frontier = Frontier(needs.device, needs.memory)
+        self.frontier = Frontier(needs.memory)
         self._sizes: dict[str, int] | None = None  # value -> bytes for the first batch, where onnx infers the shape
 
     def run(self, index: int, session: Session) -> list[Moments]:
@@ -53,7 +63,7 @@ class Runner:
         for number, batch in enumerate(batches):
             if number == 0:
                 self._foresee(stage, batch)
-            values = {name: self.value(session, number, batch, name) for name in stage.inputs}
+            values = {name: self.value(number, batch, name) for name in stage.inputs}
             kept, fetched = session.run(values)
             for meter, numbers in zip(meters, fetched, strict=True):
                 meter.add(numbers)
@@ -84,7 +94,7 @@ class Runner:
         dims = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
         return helper.make_tensor_type_proto(kind.tensor_type.elem_type, dims)
 
-    def value(self, session: Session, number: int, batch: Batch, name: str) -> Any:
+    def value(self, number: int, batch: Batch, name: str) -> Any:
         """An input of a stage for one batch: the user's data, or a value from the frontier."""
         if name not in self.graph.inputs:
             return self.frontier.get(number, name)
@@ -92,13 +102,12 @@ class Runner:
         kind = self.graph.inputs[name].type.tensor_type.elem_type
         if kind in precision.ALL:  # the data of a bfloat16 input is float32
             array = np.asarray(array, helper.tensor_dtype_to_np_dtype(self.retype.get(kind, kind)))
-        return session.to_device(array)
+        return host_value(array)
 
     def _foresee(self, stage: Stage, batch: Batch) -> None:
         """Refuse a stage that cannot fit in memory before it runs."""
         if self._sizes is None:
             self._sizes = memory_needs.value_bytes(self.graph, batch)
-        if self.needs.device.kind == "cpu":
-            memory_needs.check_batch(stage, self._sizes, batch, available_memory())
+        memory_needs.check_batch(stage, self._sizes, batch, free_memory(self.needs.device))
         waiting = self.frontier.bytes
         memory_needs.check_waiting(stage, self._sizes, len(self.needs.batches), waiting, self.needs.memory)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsuv_cli.model.constants import numpy_type
+from lsuv_cli.model.constants import Weight, numpy_type
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.scaling import weights
@@ -32,6 +32,10 @@ class RunningWeight:
 
     array: Array
     factor: float
+
+    def seen(self, weight: Weight) -> Array:
+        """The array in the operator's layout; a weight that a Dropout reads, in its stored layout."""
+        return self.array if weight.dropped else weight.seen(self.array)
 
     def stored(self, scale: float, types: Collection[str]) -> tuple[Array, float]:
         """scale·W as it is stored, and the effective scale: the least-squares factor from the weight that ran to it.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper
 
 from lsuv_cli.model.constants import numpy_type
-from lsuv_cli.model.graph import Graph, attribute
+from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
-from lsuv_cli.scaling import moments
+from lsuv_cli.scaling import fused, moments
 from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
 from lsuv_cli.scaling.moments import Probe
 from lsuv_cli.scaling.precision import Retype
@@ -52,13 +52,17 @@ class Assembler:
         """A stage's model.
 
         `types`: stage input -> type. `scales`: output of a layer in an earlier stage -> scale. `weights`: name of the
-        weight a layer's operator reads -> array. `exact`: outputs of the layers to be measured in the exact form.
+        weight a layer's operator, or the Dropout in front of it, reads -> array. `exact`: outputs of the layers to be
+        measured in the exact form.
         """
         work = _Work(self, types)
         for layer in stage.layers:
-            if layer.weight.value in weights:
+            weight = layer.weight
+            if weight.dropped and weight.base in weights:
+                work.constant(weight.base, weights[weight.base].astype(numpy_type(weight.dtype), copy=False))
+            elif weight.value in weights:
                 kind = helper.tensor_dtype_to_np_dtype(self.element_type(layer))
-                work.constant(layer.weight.value, weights[layer.weight.value].astype(kind, copy=False))
+                work.constant(weight.value, weights[weight.value].astype(kind, copy=False))
         for name in stage.inputs:
             work.feed(name, self.plan.pending.get(name, ()), scales)
         for step in stage.steps:
@@ -103,7 +107,7 @@ class _Work(ModelBuilder):
                 self.nodes.append(helper.make_node(op, [source, operand], [target]))
             else:
                 assert layer is not None
-                self.nodes.append(self.activation(layer, source, target))
+                self.nodes += self.activation(layer, source, target)
             source = target
 
     def run(self, step: Step) -> None:
@@ -122,10 +126,7 @@ class _Work(ModelBuilder):
             return
         del node.input[2:]
         if layer.activation:
-            node.op_type, node.domain = node.op_type.removeprefix("Fused"), ""
-            kept = [a for a in node.attribute if not a.name.startswith("activation")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            node = fused.without_activation(node)
         if node.op_type == "Gemm" and self.graph.opset() < 11:  # before opset 11 Gemm's C is required
             self.constant(self.own("no_bias", layer.output), np.zeros([], numpy_type(layer.weight.read_as)))
             node.input.append(self.own("no_bias", layer.output))
@@ -133,7 +134,7 @@ class _Work(ModelBuilder):
         node.output[0] = self.own("linear", layer.output) if commutes else layer.output
         self.nodes.append(node)
         if commutes:
-            self.nodes.append(self.activation(layer, node.output[0], layer.output))
+            self.nodes += self.activation(layer, node.output[0], layer.output)
 
     def _only_multiplied(self, name: str) -> bool:
         layer = self.assembler.measured.get(name)
@@ -148,7 +149,7 @@ class _Work(ModelBuilder):
             if bias:
                 source = self.own("biased", value)
                 self.nodes.append(helper.make_node("Add", [value, bias], [source]))
-            self.nodes.append(self.activation(layer, source, active))
+            self.nodes += self.activation(layer, source, active)
             return Probe(active, prefix, _axes(layer), self.assembler.accuracy, exact=exact)
         return Probe(value, prefix, _axes(layer), self.assembler.accuracy, bias, exact or bool(bias))
 
@@ -189,18 +190,16 @@ class _Work(ModelBuilder):
             name = factored
         return name
 
-    def activation(self, layer: Layer, source: str, target: str) -> NodeProto:
+    def activation(self, layer: Layer, source: str, target: str) -> list[NodeProto]:
         """The activation inside a fused operator as a node of its own."""
-        node = self.graph.nodes[layer.node]
-        numbers = list(attribute(node, "activation_params", ()))
-        numbers += [x for k in ("alpha", "beta") if (x := attribute(node, f"activation_{k}")) is not None]
-        names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(layer.activation, ())
-        return helper.make_node(layer.activation, [source], [target], **dict(zip(names, numbers, strict=False)))
+        return fused.activation_nodes(self.graph.nodes[layer.node], source, target, self.graph.opset())
 
     def plane_shapes(self) -> dict[str, list[int]]:
         """Value -> lengths of its axes behind the channels, for image-like values whose shape onnx can infer."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self.finish((), ()).proto)
+        except MemoryError:
+            raise
         except Exception:  # inference may fail on healthy models, and its shapes only save time
             return {}
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim[2:]] for i in inferred.graph.value_info}

@@ -134,7 +134,7 @@ def _steps(graph: Graph, layers: Iterable[Layer]) -> list[Step]:
             continue
         layer = by_node.get(k)
         if layer is not None:
-            reads = [name for i, name in enumerate(node.input[:2]) if i != layer.position]
+            reads = list(node.input[:2])
             if layer.bias and layer.bias.kept:
                 reads.append(layer.bias.value)
             steps.append(Step(k, _varying(graph, reads), (layer.output,), layer))

@@ -3,7 +3,9 @@
 1. The first trial begins with new random weights. Later trials begin with the stored weights, so that scales multiply.
 2. A layer that had no finite variance behind pending scales may have lost it to float32's range: then all stages are
    cut anew, with no layer's scale pending on another layer, and the trial begins again.
-3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled.
+3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled. Noise that
+   was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
+   scaled-up noise, is freed, and the next trial scales it; a layer can be freed once.
 4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
 """
@@ -42,7 +44,8 @@ class Trials:
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, float] = {}  # layer output that is rounding noise -> the scale to undo
+        self.dead: dict[str, float] = {}  # layer output that is rounding noise -> the scale to undo in the next trial
+        self.freed: set[str] = set()  # layers that were dead only because of scaled-up noise in front of them
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -54,6 +57,7 @@ class Trials:
         """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
+        self.dead = dict.fromkeys(self.dead, 1.0)
         self.anew = False
 
     def lost_in_a_chain(self) -> bool:
@@ -69,15 +73,18 @@ class Trials:
         """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
         scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
         noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
-        self.dead |= noise
-        self.anew = bool(noise)
+        alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
+        freed = alive - self.freed
+        self.freed |= freed
+        self.dead = {k: scale for k, scale in (self.dead | noise).items() if k not in freed}
+        self.anew = bool(noise or freed)
         first = set(self.feedback)
         for base, users in by_tensor(self.layers).items():
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
             live = self.live(users, verified)
             if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
                 self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
-        return bool(noise) or set(self.feedback) != first
+        return bool(noise or freed) or set(self.feedback) != first
 
     def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
         found = [verified[x.output] for x in users]

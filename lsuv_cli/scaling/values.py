@@ -13,7 +13,8 @@ from lsuv_cli.scaling import precision, runtime, stages
 from lsuv_cli.scaling.model_builder import ModelBuilder, own_prefix
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Pass, Runner
-from lsuv_cli.scaling.runtime import Session, Unsupported
+from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.translation import Unsupported
 
 PIECE_BYTES = 256 << 20  # weights in one session
 
@@ -55,7 +56,7 @@ def _outputs(look: Look, layers: Sequence[Layer], needs: Pass, retype: Retype) -
             model = builder.finish(list(dict.fromkeys([*stage.outputs, *names])), ())
             session = Session(model, needs.device, optimized=False)
             for number, batch in enumerate(needs.batches):
-                kept, _ = session.run({name: runner.value(session, number, batch, name) for name in model.feeds})
+                kept, _ = session.run({name: runner.value(number, batch, name) for name in model.feeds})
                 runner.frontier.put(number, {name: kept[name] for name in stage.outputs})
                 for name in names:
                     yield wanted[name], runtime.to_numpy(kept[name])

@@ -5,8 +5,7 @@
    in float64 (the sounding). The model's outputs must be those of the file opened as it is.
 3. All data runs through the model as onnxruntime optimizes it, once, and each layer's output is reduced inside it
    (gauges.py). The same few samples go first, and a layer that has another variance there than in step 2 is *disputed*.
-4. Where a layer's input is nearly zero, its output may be nothing but rounding noise. Then the first batch runs once
-   more with data and weights multiplied by 1 + 2⁻¹³: a signal hardly changes, noise becomes other noise.
+4. Where a layer's input is nearly zero, its output may be nothing but rounding noise (noise.py).
 
 A model whose weights take much memory is measured in pieces. Half precision that the device cannot run is run in
 float32 with each value rounded as it would be stored. Verification shares only the building and running of models with
@@ -32,28 +31,29 @@ from lsuv_cli.model.graph import OLDEST_OPSET, Graph, attribute
 from lsuv_cli.model.layers import CONVOLUTIONS, Layer
 from lsuv_cli.model.prepare import Look
 from lsuv_cli.model.random_ops import is_random
-from lsuv_cli.scaling import precision, runtime, stages, weights
+from lsuv_cli.scaling import precision, runtime, stages
 from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
-from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
+from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.noise import find as find_noise
+from lsuv_cli.scaling.pieces import Pieces
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Batch, Pass, Runner
-from lsuv_cli.scaling.runtime import Session, UnknownOperator, Unsupported
+from lsuv_cli.scaling.runtime import Session
 from lsuv_cli.scaling.stages import Stage
+from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
 Array = NDArray[Any]
 
 # A model with more bytes of weights is verified in pieces, and opened without its weights.
 VERIFY_BYTES = 256 << 20
-# Root mean square of a layer's input below which the layer's output may be nothing but rounding.
-SUSPICIOUS_INPUT = 1e-4
-# The factors on data and weights that tell noise from a signal: 1 plus well more than the rounding of the types.
-NUDGE, NUDGE_IN_HALF = 1.0 + 2.0**-13, 1.0 + 2.0**-6
-LEAST_CORRELATION = 0.98  # between an output and its nudged version; noise has less
 # |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
-SMALLEST_OUTPUT = 1e-30  # so that outputs of zeros can be compared
-SAME_OUTPUT = 1e-3  # relative difference of outputs, between the file and the working copy
+# So that outputs of zeros can be compared; a device may take float16 below its smallest normal number for zero.
+SMALLEST_OUTPUT, SMALLEST_OUTPUT_IN_HALF = 1e-30, 2.0**-14
+# Relative difference of outputs, between the file and the working copy: the file runs on the CPU, the working copy on
+# the device, and in half precision each of them rounds in its own way.
+SAME_OUTPUT, SAME_OUTPUT_IN_HALF = 1e-3, 5e-2
 # Operators that make shapes that depend on the data, and operators that take a shape as an input.
 SHAPE_MAKERS = frozenset({"NonZero", "Compress", "Unique", "NonMaxSuppression", "Loop", "Scan", "If", "Range"})
 SHAPE_TAKERS = frozenset(
@@ -87,7 +87,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
     # On the CPU onnxruntime runs much of half precision in float32 and does not always round between two nodes.
-    own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.kind == "cpu" else [{}]
+    own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.is_host else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
             measured = _Measuring(look, needs, retype, units).run(outputs)
@@ -133,13 +133,14 @@ class _Measuring:
         self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
-        self.rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
+        rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
+        self.pieces = Pieces(look.graph, self.layers, self.plan, retype, rounded)
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
-        self.prefix = own_prefix(look.graph)
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
         self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
+        self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
 
@@ -155,7 +156,7 @@ class _Measuring:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = self._noise(moments)
+        noise = find_noise(self.pieces, moments, self.needs)
         moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
         return ModelMoments(moments, tuple(warnings))
 
@@ -178,28 +179,12 @@ class _Measuring:
 
     def _sounded(self, stage: Stage, names: Sequence[str]) -> dict[str, Array]:
         """Values of a piece for the few samples; values that later pieces read are put into the frontier."""
-        kept = self._unoptimized(stage, [*stage.outputs, *names], self.needs.few)
-        self.few.frontier.put(0, {name: kept[name] for name in stage.outputs})
-        return {name: runtime.to_numpy(kept[name]) for name in names if kept[name].is_tensor()}
-
-    def _unoptimized(self, stage: Stage, names: Sequence[str], batch: Batch, factor: float = 1.0) -> dict[str, Any]:
-        """Values of a piece from unoptimized onnxruntime, with data and layers' weights multiplied by a factor."""
-        names = list(dict.fromkeys(names))
-        builder = self._builder(stage)
-        for name in names:
-            builder.pull(name, self._input_type)
-        if factor != 1.0:
-            batch = {name: _times(array, factor) for name, array in batch.items()}
-            for base in {layer.weight.base for layer in self.layers if layer.weight.place != "folded"}:
-                builder.constant(base, _times(self.graph.array(base), factor))
-        model = builder.finish(names, ())
-        session = Session(model, self.needs.device, optimized=False)
-        kept, _ = session.run({name: self.few.value(session, 0, batch, name) for name in model.feeds})
-        return kept
+        found = self.pieces.run(stage, names, self.few, self._input_type)
+        return {name: runtime.to_numpy(value) for name, value in found.items() if value.is_tensor()}
 
     def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(session, 0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
@@ -213,17 +198,6 @@ class _Measuring:
                 disputed[name] = there.variance
         return disputed
 
-    def _builder(self, stage: Stage) -> ModelBuilder:
-        """A builder with a piece's inputs, nodes and constants."""
-        builder = ModelBuilder(self.graph, self.prefix, self._types(stage), self.retype, self.rounded)
-        for name in stage.inputs:
-            builder.take(name, name)
-        for step in stage.steps:
-            for name in self.graph.reads(step.node):
-                builder.need(name)
-            builder.add(self.graph.nodes[step.node])
-        return builder
-
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
         """Piece input -> a type that all batches and the few samples fit."""
         few = self.few.types(stage)
@@ -233,7 +207,7 @@ class _Measuring:
         return _common_type(self.runner.input_type(name), self.few.input_type(name))
 
     def _model(self, stage: Stage, gauges: Mapping[str, Gauge]) -> StageModel:
-        builder = self._builder(stage)
+        builder = self.pieces.builder(stage, self._types(stage))
         for layer in stage.layers:
             kind = int(helper.np_dtype_to_tensor_dtype(numpy_type(layer.weight.read_as)))
             builder.nodes += gauges[layer.output].nodes(self.graph.opset(), self.retype.get(kind, kind))
@@ -249,7 +223,7 @@ class _Measuring:
                 value, divisor = behind.makes[0], layer.norm_factor
         return Gauge(
             value=value,
-            name=f"{self.prefix}layer{self.names[layer.output]}",
+            name=f"{self.pieces.prefix}layer{self.names[layer.output]}",
             is_plane=layer.op in CONVOLUTIONS,
             sounding=sounding,
             divisor=divisor,
@@ -292,35 +266,12 @@ class _Measuring:
             here = self.raw.get(name, array)
             if not (np.isfinite(array).all() and np.isfinite(here).all()):
                 warnings.append(f"the output {name!r} has Inf or NaN on the first samples")
-            elif not (self.random or self.trains or self.retype) and not _same(array, here):
+            elif not (self.random or self.trains or self.retype) and not _same(array, here, self.half):
                 raise ModelError(
                     f"the working copy of the model gives another {name!r} than the file itself; nothing is called ok. "
                     "Please report it, with the model if you can"
                 )
         return warnings
-
-    def _noise(self, moments: Mapping[str, Moments]) -> set[str]:
-        """The outputs of layers that are nothing but rounding; looked for only if some layer's input is tiny."""
-        suspicious = [x for x in self.layers if x.output in moments and self._tiny_input(x, moments[x.output])]
-        if not suspicious or len(self.plan.stages) > 1:
-            return set()
-        outputs = [layer.output for layer in self.layers]
-        factor = NUDGE_IN_HALF if precision.has_half(self.graph) else NUDGE
-        stage, batch = self.plan.stages[0], self.needs.batches[0]  # noise may be zero in a few samples
-        plain, nudged = (self._unoptimized(stage, outputs, batch, f) for f in (1.0, factor))
-        return {
-            name
-            for name in outputs
-            if _correlation(runtime.to_numpy(plain[name]), runtime.to_numpy(nudged[name])) < LEAST_CORRELATION
-        }
-
-    def _tiny_input(self, layer: Layer, moments: Moments) -> bool:
-        """Whether a layer's input, about sd(output) / sqrt(E[w²]·fan_in), is below SUSPICIOUS_INPUT."""
-        if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
-            return False
-        _, square = weights.mean_and_square(self.graph.array(layer.weight.base))
-        gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
-        return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
 
 
 def _is_utf8(text: str) -> bool:
@@ -346,12 +297,6 @@ def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
     return kind
 
 
-def _times(array: Array, factor: float) -> Array:
-    """An array of floats times a number; any other array as it is."""
-    is_float = array.dtype.kind == "f" or str(array.dtype) == "bfloat16"
-    return array * array.dtype.type(factor) if is_float else array
-
-
 def _silent(done: int, total: int) -> None:
     pass
 
@@ -375,18 +320,10 @@ def _makes_shapes(graph: Graph) -> bool:
     return False
 
 
-def _same(one: Array, other: Array) -> bool:
+def _same(one: Array, other: Array, half: bool) -> bool:
+    most, least = (SAME_OUTPUT_IN_HALF, SMALLEST_OUTPUT_IN_HALF) if half else (SAME_OUTPUT, SMALLEST_OUTPUT)
     if one.shape != other.shape:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        return bool(np.abs(a - b).max() <= SAME_OUTPUT * max(float(np.abs(a).max()), SMALLEST_OUTPUT))
-
-
-def _correlation(one: Array, other: Array) -> float:
-    """The correlation of two arrays; 1 where either is constant."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
-        a, b = a - a.mean(), b - b.mean()
-        size = math.sqrt(float(a @ a) * float(b @ b))
-        return float(a @ b) / size if size > 0 and math.isfinite(size) else 1.0
+        return bool(np.abs(a - b).max() <= most * max(float(np.abs(a).max()), least))

@@ -11,7 +11,7 @@ If any step fails, the network keeps its old weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ except ImportError as problem:
 from lsuv_cli import api
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.pipeline import Initialized
-from lsuv_cli.report import LayerReport, Report, Status
+from lsuv_cli.report import Carried, LayerReport, Report, Status
 from lsuv_cli.settings import Settings, SettingsDict
 from lsuv_cli.torch import batches, calls, export, loading
 from lsuv_cli.torch.batches import Call
@@ -31,6 +31,7 @@ from lsuv_cli.torch.batches import Call
 __all__ = ["lsuv_"]
 
 FAILED = (LsuvError, export.ExportFailed)
+UNMEASURED = "not measured in PyTorch"
 
 
 def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **settings: Unpack[SettingsDict]) -> Report:
@@ -54,9 +55,11 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
         with loading.loaded(net, done) as carried:
             measured = calls.measure(net, given)
             report = replace(done.report, model=type(net).__name__, carried=carried)
-            home = calls.matched(report.layers, measured)
-            entries = [_judged(layer, home.get(k), chosen) for k, layer in enumerate(report.layers)]
-    return replace(report, layers=tuple(entries), warnings=(*report.warnings, *dropped), settings=chosen.to_json())
+            home = calls.matched(net, report.layers, measured)
+            layers = _restored(report, carried, chosen)
+            entries = tuple(_judged(layer, home.get(k), chosen) for k, layer in enumerate(layers))
+    warnings = (*report.warnings, *dropped, *_unmeasured(entries))
+    return replace(report, layers=entries, warnings=warnings, settings=chosen.to_json())
 
 
 def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> Initialized:
@@ -74,12 +77,26 @@ def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, s
     raise LsuvError("; ".join(f"{way}: {reason}" for way, reason in reasons.items()))
 
 
+def _restored(report: Report, carried: Carried, settings: Settings) -> list[LayerReport]:
+    """The entries with status NOT_HOME only where a layer's own tensor is left behind: PyTorch measures the others."""
+    left = {name for item in carried.left for name in item.layers}
+
+    def restored(layer: LayerReport) -> LayerReport:
+        if layer.status is not Status.NOT_HOME or layer.name in left:
+            return layer
+        assert layer.variance is not None
+        within = abs(layer.variance / settings.target_variance - 1) <= settings.tol
+        return replace(layer, status=Status.OK if within else Status.TIED, notes=layer.notes[:-1])
+
+    return [restored(layer) for layer in report.layers]
+
+
 def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings) -> LayerReport:
     """A layer's report entry with its variance in PyTorch, and status OUTSIDE if that misses the tolerance."""
     if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED}:
         return layer if call is None else replace(layer, variance_home=call.variance)
     if call is None or (not call.bias and "bias kept" in layer.notes):
-        return replace(layer, notes=(*layer.notes, "not measured in PyTorch"))
+        return replace(layer, notes=(*layer.notes, UNMEASURED))
     found = replace(layer, variance_home=call.variance)
     wanted = layer.variance if layer.status is Status.TIED else settings.target_variance
     judged = layer.status in {Status.OK, Status.TIED}
@@ -87,6 +104,15 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
         note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
         return replace(found, status=Status.OUTSIDE, notes=(*layer.notes, note))
     return found
+
+
+def _unmeasured(layers: Sequence[LayerReport]) -> list[str]:
+    """A warning if the calls of some layers were not found in PyTorch."""
+    names = [layer.module or layer.name for layer in layers if UNMEASURED in layer.notes]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"{names[0]}{more}: {UNMEASURED}, where no call of a product with this weight was seen"]
 
 
 @contextlib.contextmanager

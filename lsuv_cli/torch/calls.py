@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,7 @@ WEIGHTED = {
     "conv_transpose2d": (1, 2), "conv_transpose3d": (1, 2), "addmm": (2, 0),
 }  # fmt: skip
 LINEAR = functional.linear
+CELLS = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsum"})
 
 
@@ -34,6 +35,7 @@ class Measured:
     """One call of a product or convolution: its module, and the moments of its output over all batches."""
 
     module: str
+    parameter: str  # the parameter that the weight is a part of; empty if it is computed
     size: int  # elements of the weight
     bias: bool
     count: int
@@ -50,7 +52,7 @@ class Measured:
         gap = other.mean - self.mean
         mean = self.mean + gap * other.count / count
         square = self.square + other.square + gap * gap * self.count * other.count / count
-        return Measured(self.module, self.size, self.bias, count, mean, square)
+        return replace(self, count=count, mean=mean, square=square)
 
 
 def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
@@ -68,18 +70,40 @@ def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
     return total
 
 
-def matched(layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping[int, Measured]:
+def matched(net: torch.nn.Module, layers: Sequence[LayerReport], calls: Sequence[Measured]) -> Mapping[int, Measured]:
     """Index of a layer -> its call.
 
-    Layers and calls of the same module and weight size are paired in order, if there are as many layers as calls.
+    Layers and calls of the same parameter are paired in order, if there are as many layers as calls; the rest by
+    module and weight size. A module or parameter with several names goes by the first of them, as its calls do.
     """
+    modules = _first_names((name, id(part)) for name, part in net.named_modules(remove_duplicate=False))
+    held = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    stored = _first_names((name, tensor.data_ptr()) for name, tensor in held)
+    by_module = _paired(layers, calls, lambda layer: modules.get(layer.module, layer.module), lambda call: call.module)
+    known = [call for call in calls if call.parameter]
+    by_parameter = _paired(layers, known, lambda layer: stored.get(layer.weight, ""), lambda call: call.parameter)
+    return {**by_module, **by_parameter}
+
+
+def _first_names(names: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Name -> the first name of the same thing."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(identity, name) for name, identity in names}
+
+
+def _paired(
+    layers: Sequence[LayerReport],
+    calls: Sequence[Measured],
+    of_layer: Callable[[LayerReport], str],
+    of_call: Callable[[Measured], str],
+) -> dict[int, Measured]:
     there: dict[tuple[str, int], list[Measured]] = defaultdict(list)
     here: dict[tuple[str, int], list[int]] = defaultdict(list)
     for call in calls:
-        there[call.module, call.size].append(call)
+        there[of_call(call), call.size].append(call)
     for k, layer in enumerate(layers):
         if layer.shape:
-            here[layer.module, math.prod(layer.shape)].append(k)
+            here[of_layer(layer), math.prod(layer.shape)].append(k)
     return {
         k: call
         for place, group in here.items()
@@ -115,7 +139,8 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.path = path
         self.found: list[Measured] = []
-        self.stored = {p.untyped_storage().data_ptr() for p in net.parameters() if p.numel()}
+        held = [*net.named_parameters(), *net.named_buffers()]
+        self.stored = {tensor.untyped_storage().data_ptr(): name for name, tensor in held if tensor.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -123,8 +148,16 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             with mock.patch.object(functional, "linear", self.linear):
                 return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if name in CELLS:
+            self.cell(*args)
         self.see(name, args, kwargs or {}, result)
         return result
+
+    def cell(self, x: torch.Tensor, state: Any, w_x: torch.Tensor, w_h: torch.Tensor, *biases: Any) -> None:
+        """Measure the two products of a recurrent cell, which PyTorch computes in one operator."""
+        hidden = state[0] if isinstance(state, tuple | list) else state
+        for value, weight, bias in zip((x, hidden), (w_x, w_h), (*biases, None, None), strict=False):
+            self.linear(value, weight, bias)
 
     def linear(self, *args: Any, **kwargs: Any) -> Any:
         result = LINEAR(*args, **kwargs)
@@ -137,7 +170,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             variance, mean = torch.var_mean(result.detach().double(), correction=0)
             count = result.numel()
             module = self.path[-1] if self.path else ""
-            self.found.append(Measured(module, weight.numel(), bias, count, mean.item(), variance.item() * count))
+            parameter = self.stored.get(weight.untyped_storage().data_ptr(), "")
+            moments = (count, mean.item(), variance.item() * count)
+            self.found.append(Measured(module, parameter, weight.numel(), bias, *moments))
 
     def weight(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor | None, bool]:
         """The weight that a function multiplies with, and whether it adds a bias; None if there is no weight."""
@@ -151,5 +186,5 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         return None, False
 
     def is_stored(self, value: Any) -> bool:
-        """Whether a tensor is a parameter, or a view of one."""
+        """Whether a tensor is a parameter or buffer, or a view of one."""
         return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.stored

@@ -78,13 +78,14 @@ def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
     assert carried is not None
     if not carried.left or done.model is None:
         return carried
-    taken = {name for name, module, weight in _weights(done) if _assign(net, module, weight)}
+    taken = {name for name, place, values in _tensors(done) if _assign(net, place, values)}
     left = tuple(item for item in carried.left if item.name not in taken)
     return Carried(carried.total - len(left), carried.total, left)
 
 
-def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
-    """The weights that are not carried: name of the ONNX tensor, path of the module, values in the module's layout."""
+def _tensors(done: Initialized) -> Iterator[tuple[str, tuple[str, str], Array]]:
+    """The weights and biases that are not carried: name of the ONNX tensor, its place (the path of the module, and
+    "weight" or "bias"), its values in the module's layout."""
     assert done.model is not None and done.report.carried is not None
     wanted = {item.name for item in done.report.carried.left}
     file = load(done.model)
@@ -93,24 +94,29 @@ def _weights(done: Initialized) -> Iterator[tuple[str, str, Array]]:
         if wanted & {layer.weight.base, layer.weight.value} and layer.module:
             values = layer.weight.seen(graph.array(layer.weight.base))
             module = values if layer.op in CONVOLUTIONS else layer.form.matrices(values)[0]
-            yield (wanted & {layer.weight.base, layer.weight.value}).pop(), layer.module, module
+            yield (wanted & {layer.weight.base, layer.weight.value}).pop(), (layer.module, "weight"), module
+        if layer.bias is not None and layer.bias.value in wanted and layer.module:
+            bias = graph.known(layer.bias.value)
+            if bias is not None:
+                yield layer.bias.value, (layer.module, "bias"), bias.reshape(-1)
 
 
-def _assign(net: torch.nn.Module, path: str, weight: Array) -> bool:
-    """Set a parametrized weight, and tell whether it then has these values; if not, the old state is restored."""
+def _assign(net: torch.nn.Module, place: tuple[str, str], values: Array) -> bool:
+    """Set a parametrized tensor, and tell whether it then has these values; if not, the old state is restored."""
+    path, name = place
     try:
         module = net.get_submodule(path)
     except AttributeError:
         return False
-    if not parametrize.is_parametrized(module, "weight"):
+    if not parametrize.is_parametrized(module, name):
         return False
     before = _copied(module)
-    wanted = _tensor(weight)
+    wanted = _tensor(values)
     try:
-        module.weight = wanted.to(module.weight)
-        if torch.allclose(module.weight.detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):
+        setattr(module, name, wanted.to(getattr(module, name)))
+        if torch.allclose(getattr(module, name).detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):
             return True
-    except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for this weight
+    except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for these values
         pass
     module.load_state_dict(before)
     return False

@@ -83,6 +83,24 @@ def add_output(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, None))
 
 
+def elsewhere(name: str) -> TensorProto:
+    """A tensor whose bytes lie in a file that is none of the model's."""
+    made = TensorProto(name=name, dims=[1], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    made.external_data.add(key="location", value="/etc/hostname")
+    return made
+
+
+def sparse(model: onnx.ModelProto) -> None:
+    indices = numpy_helper.from_array(np.array([0]), "indices")
+    value = onnx.SparseTensorProto(values=elsewhere("values"), indices=indices, dims=[8])
+    model.graph.node.append(helper.make_node("Constant", [], ["extra"], sparse_value=value))
+
+
+def default(model: onnx.ModelProto) -> None:
+    function = model.functions.add(name="f", domain="local")
+    function.attribute_proto.append(helper.make_attribute("k", elsewhere("default")))
+
+
 def cycle(model: onnx.ModelProto) -> None:
     model.graph.node[0].input[0] = "y"
 
@@ -156,6 +174,8 @@ MODELS = {
     "length beyond the end": (setting("length", "99999999"), "m.bin"),
     "length negative": (setting("length", "-1"), "'w'"),
     "length too small": (setting("length", "8"), "'w'"),
+    "a sparse constant at an absolute path": (edited(lambda m: sparse(m)), "/etc/hostname"),
+    "a default of a function at an absolute path": (edited(lambda m: default(m)), "/etc/hostname"),
     "data behind a symbolic link": (moved(link(os.symlink)), "cp -L"),
     "data behind a hard link": (moved(link(os.link)), "cp"),
 }  # fmt: skip
@@ -275,6 +295,24 @@ def test_data(folder, monkeypatch, name):
 def test_a_zip_bomb(folder, monkeypatch):
     data(bomb)(folder)
     refused(folder, monkeypatch, "c.npz")
+
+
+@pytest.mark.parametrize("given", ["", ".", "./", "/"])
+def test_a_name_that_is_no_files(folder, monkeypatch, given):
+    monkeypatch.chdir(folder)
+    for command in ("init", "inspect", "check"):
+        done = CliRunner().invoke(app, [command, given, "--data", "c.npy"])
+        assert done.exit_code == 2
+        assert "give an ONNX file" in done.stderr
+    assert set(snapshot(folder)) == {"m.onnx", "c.npy"}
+
+
+def test_no_name_at_all_for_the_data(folder, monkeypatch):
+    """A shell variable that is not set: not the current directory."""
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["check", "m.onnx", "--data", ""])
+    assert done.exit_code == 2
+    assert done.stderr == "lsuv: --data is empty; give a file, a directory or random\n"
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from helpers import model, normal
 from lsuv_cli.cli.terminal import printable
-from lsuv_cli.scaling import runtime
+from lsuv_cli.scaling import translation
 from shell import LSUV, lsuv, on_a_terminal
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\x00b\r\nc\u202ed\u2066\x9b31m\u2028e$x_{$[red]"
@@ -95,7 +95,7 @@ def test_long_names_take_no_long_time(tmp_path, name):
     onnx.save(net(name, f"{name}2"), tmp_path / "m.onnx")
     np.save(tmp_path / "c.npy", X)
     begun = time.process_time()
-    runtime._one_line(RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : Node ({name}) Op (MatMul) {name}"))
+    translation.one_line(RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : Node ({name}) Op (MatMul) {name}"))
     for words in (("inspect",), ("check", "-v"), ("init", "--dry-run"), ("init", "-o", tmp_path / "o.onnx")):
         done = lsuv(words[0], tmp_path / "m.onnx", "--data", tmp_path / "c.npy", *words[1:])
         assert done.code in {0, 1}, done.err[-500:]

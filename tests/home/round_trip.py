@@ -1,11 +1,11 @@
-"""There and back: every network of networks.py to ONNX, initialized, home again, and measured there.
+"""There and back: every network of networks.py and odd_networks.py to ONNX, initialized, home, and measured there.
 
 `python tests/home/round_trip.py [NAME ...]` prints the table of docs/pytorch.md. Each network takes five ways: the one
 call, and through a file with either exporter, home by value (`--like`) or by name. What is measured at home is measured
 here, by plain forward hooks and by the network's output beside the written file's, not by the code under test.
 
 Small networks come first. With `--results FILE` each network's row is saved as soon as it is known, and rows that the
-file has are not run again.
+file has are not run again. `LSUV_ROUND_TRIP=FILE pytest -m torch` saves what the tests see in the same form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from networks import NETWORKS, Batch
+from networks import Batch
+from odd_networks import NETWORKS
 from safetensors.torch import load_file
 from torch import nn
 
@@ -76,12 +77,42 @@ def _flat(value: Any) -> Any:
             yield from _flat(item)
 
 
+def projections(part: nn.MultiheadAttention, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """What the products of nn.MultiheadAttention with q, k and v give, from what the module was given.
+
+    No hook sees them. Equal inputs are multiplied with one packed matrix.
+    """
+    width = part.embed_dim
+    if part._qkv_same_embed_dim:
+        weights = list(part.in_proj_weight.detach().double().split(width))
+    else:
+        weights = [w.detach().double() for w in (part.q_proj_weight, part.k_proj_weight, part.v_proj_weight)]
+    biases = part.in_proj_bias
+    added = biases.detach().double().split(width) if biases is not None else (0.0, 0.0, 0.0)
+    q, k, v = (x.double() @ w.T + b for x, w, b in zip(given, weights, added, strict=True))
+    if not part._qkv_same_embed_dim or given[1] is not given[2]:
+        return [q, k, v]
+    return [torch.cat([q, k, v], -1)] if given[0] is given[1] else [q, torch.cat([k, v], -1)]
+
+
 def variances(net: nn.Module, batch: Batch) -> dict[str, list[float]]:
-    """The variance of what each linear layer and convolution gives, call by call, by plain forward hooks."""
+    """The variance of what each linear layer and convolution gives, call by call, by plain forward hooks.
+
+    Those of nn.MultiheadAttention are its products with q, k and v, and its output.
+    """
     found: dict[str, list[float]] = {}
     handles = []
     for name, module in net.named_modules():
-        if isinstance(module, LAYERS):
+        if isinstance(module, nn.MultiheadAttention):
+
+            def attend(part: nn.Module, given: Any, named: Any, output: Any, name: str = name) -> None:
+                names = ("query", "key", "value")
+                inputs = tuple(given[k] if k < len(given) else named[key] for k, key in enumerate(names))
+                for value in (*projections(part, inputs), output[0]):
+                    found.setdefault(name, []).append(value.double().var(correction=0).item())
+
+            handles.append(module.register_forward_hook(attend, with_kwargs=True))
+        elif isinstance(module, LAYERS):
 
             def see(_m: nn.Module, _i: Any, output: torch.Tensor, name: str = name) -> None:
                 found.setdefault(name, []).append(output.double().var(correction=0).item())
@@ -168,7 +199,7 @@ def by_call(name: str, **settings: Any) -> Outcome:
 def judged(report: Report, net: nn.Module, batch: Batch) -> Outcome:
     ok = sum(layer.status in {"ok", "tied"} for layer in report.layers)
     rest = [layer for layer in report.layers if layer.status not in {"ok", "tied"}]
-    wrong, compared, uncompared = ([], 0, 0) if report.exit_code else off(report, net, batch)
+    wrong, compared, uncompared = off(report, net, batch)  # whatever the exit code: ok means ok
     if not report.exit_code and not any(isinstance(part, WITHOUT_TRAINING_MODE) for part in net.modules()):
         wrong += [f"in train mode {text}" for text in off(report, net.train(), batch)[0]]
         net.eval()
@@ -254,11 +285,22 @@ def row(name: str) -> dict[str, Outcome]:
     return found
 
 
+WAYS = ("one call", *(f"{exporter} {way}" for exporter in EXPORTERS for way in ("like", "names")))
+
+
+def save(path: Path, name: str, found: dict[str, Outcome]) -> None:
+    """Append what is known of a network's row to a file."""
+    with path.open("a") as file:
+        file.write(json.dumps({"network": name, "ways": {way: asdict(x) for way, x in found.items()}}) + "\n")
+
+
 def saved(path: Path | None) -> dict[str, dict[str, Outcome]]:
-    """The rows that an earlier run has left."""
-    lines = path.read_text().splitlines() if path is not None and path.exists() else []
-    rows = [json.loads(line) for line in lines]
-    return {x["network"]: {way: Outcome(**outcome) for way, outcome in x["ways"].items()} for x in rows}
+    """The whole rows that an earlier run has left."""
+    rows: dict[str, dict[str, Outcome]] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else []:
+        entry = json.loads(line)
+        rows.setdefault(entry["network"], {}).update({way: Outcome(**x) for way, x in entry["ways"].items()})
+    return {name: {way: row[way] for way in WAYS} for name, row in rows.items() if row.keys() >= set(WAYS)}
 
 
 def size(name: str) -> int:
@@ -271,9 +313,7 @@ def run(names: list[str], results: Path | None) -> dict[str, dict[str, Outcome]]
     for name in sorted((name for name in names if name not in rows), key=size):
         rows[name] = row(name)
         if results is not None:
-            with results.open("a") as file:
-                ways = {way: asdict(outcome) for way, outcome in rows[name].items()}
-                file.write(json.dumps({"network": name, "ways": ways}) + "\n")
+            save(results, name, rows[name])
         seconds = sum(outcome.seconds for outcome in rows[name].values())
         print(f"{name}: {' | '.join(x.words for x in rows[name].values())} ({seconds:.0f} s)", file=sys.stderr)
         for way, outcome in rows[name].items():

@@ -138,9 +138,92 @@ def test_weight_standardization_is_said_and_counted():
     assert done.report.to_json()["carried"] == {
         "tensors": 1,
         "total": 2,
-        "left": [{"name": left.name, "reason": left.reason}],
+        "left": [{"name": left.name, "reason": left.reason, "layers": ["y"]}],
     }
+    assert [layer.status for layer in done.report.layers] == ["ok", "not-home"]
     np.testing.assert_array_equal(done.weights["fc.weight"], weight)
+
+
+# Products with fixed numbers
+
+
+def gained(**settings):
+    """Two layers under a gain, one for each output of the first; the second weight is stored transposed."""
+    first, second, gain = normal(6, 6), normal(5, 6, seed=1), 1 + np.abs(normal(6, 1, seed=2))
+    proto = model(
+        """g (float[N,6] x) => (float[N,5] y) { A = Mul(V, gain) At = Transpose(A) a = MatMul(x, At) r = Relu(a)
+            B = Div(U, two) Bt = Transpose(B) y = MatMul(r, Bt) }""",
+        V=first,
+        U=second,
+        gain=gain,
+        two=np.float32(2),
+    )
+    like = {"first.weight": first, "first.gain": gain, "second.weight": second}
+    return run(proto, like, **settings), like
+
+
+def test_a_weight_under_a_gain_comes_home_divided_by_it():
+    """Equalized learning rate: the module multiplies its weight by a number at each call."""
+    done, like = gained()
+    assert not done.report.carried.left
+    np.testing.assert_array_equal(done.weights["first.gain"], like["first.gain"])
+    hidden = relu(X @ wide(done.weights["first.weight"] * done.weights["first.gain"]).T)
+    close(hidden @ wide(done.weights["second.weight"] / 2).T, output(done))
+    assert np.var(X @ wide(done.weights["first.weight"] * done.weights["first.gain"]).T) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_gain_that_is_itself_initialized_is_no_fixed_number():
+    """The same tensor is the gain of one weight and the weight of another layer."""
+    weight, gain = normal(6, 6), 1 + np.abs(normal(6, seed=2))
+    proto = model(
+        """g (float[N,6] x) => (float[N,1] y) { A = Mul(V, gain) a = MatMul(x, A) r = Relu(a)
+            column = Unsqueeze(gain, axes) y = MatMul(r, column) }""",
+        V=weight,
+        gain=gain,
+        axes=np.array([1]),
+    )
+    done = run(proto, {"a.weight": weight, "gain": gain}, tied="untie")
+    assert done.report.carried.left
+    assert done.report.exit_code == 1
+    assert "ok" not in [layer.status for layer in done.report.layers]
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_mask_is_not_taken_for_the_weight(zeros):
+    weight, mask = normal(5, 6), np.full((5, 6), 2, np.float32)
+    if zeros:
+        mask[:, ::2] = 0
+    proto = model(
+        "g (float[N,6] x) => (float[N,5] y) { A = MatMul(x, F) M = Mul(W, mask) T = Transpose(M) y = MatMul(A, T) }",
+        W=weight,
+        mask=mask,
+        F=normal(6, 6, seed=3),
+    )
+    like = {"fc.weight": weight, "fc.mask": mask, "first.weight": normal(6, 6, seed=3)}
+    done = run(proto, like)
+    assert len(done.report.carried.left) == 1
+    np.testing.assert_array_equal(done.weights["fc.mask"], mask)
+    np.testing.assert_array_equal(done.weights["fc.weight"], weight)
+
+
+def test_layers_behind_one_that_is_not_carried_are_not_ok():
+    """At home they see other values; a layer beside it is right."""
+    weight, other, third = normal(6, 6), normal(6, 6, seed=1), normal(5, 6, seed=2)
+    proto = model(
+        """g (float[N,6] x) => (float[N,5] y, float[N,6] beside) { mean = ReduceMean<keepdims=1>(V, axes)
+            W = Sub(V, mean) a = MatMul(x, W) r = Relu(a) y = MatMul(r, C) beside = MatMul(x, B) }""",
+        V=weight,
+        B=other.T,
+        C=third.T,
+        axes=np.array([1]),
+    )
+    done = run(proto, {"fc.weight": weight, "b.weight": other, "c.weight": third})
+    assert {layer.name: str(layer.status) for layer in done.report.layers} == {
+        "a": "not-home",
+        "y": "not-home",
+        "beside": "ok",
+    }
+    assert "behind" in next(layer.notes[-1] for layer in done.report.layers if layer.name == "y")
 
 
 # The rest

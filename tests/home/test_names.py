@@ -397,3 +397,15 @@ def test_a_tensor_that_one_node_reads_whole_and_another_in_parts():
     array, reason = _assembled("in_proj_bias", [(whole, zeros), (rows, zeros[:2] + 1)])
     assert array is None
     assert "different" in reason
+
+
+@pytest.mark.parametrize("kind", ["BUFFER target='w' persistent=False", "CONSTANT_TENSOR target='w'"])
+def test_a_tensor_outside_the_state_dict_has_no_name(tmp_path, kind):
+    """Buffers that are not persistent and plain attributes: load_state_dict would not know them."""
+    proto = model("g (float[N,6] x) => (float[N,4] y) { y = MatMul(x, w) }", w=normal(6, 4))
+    proto.graph.metadata_props.add(
+        key="pkg.torch.export.ExportedProgram.graph_signature",
+        value=f"\n# inputs\nb_w: {kind}\np_b: PARAMETER target='b'",
+    )
+    assert "does not tell" in left(proto, tmp_path)["w"]
+    assert not dict(np.load(tmp_path / "w.npz"))

@@ -3,18 +3,23 @@
 Needs `pip install '.[torch,weights]' torchvision timm transformers`. The table is printed by round_trip.py.
 """
 
+import os
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-from networks import HUGGING, NETWORKS, TIMM, TORCHVISION  # noqa: E402  they need torch
-from round_trip import EXPORTERS, by_call, ways  # noqa: E402
+from networks import HUGGING, TIMM, TORCHVISION  # noqa: E402  they need torch
+from odd_networks import LIBRARY_OF, NETWORKS  # noqa: E402
+from round_trip import EXPORTERS, by_call, save, ways  # noqa: E402
 
 LIBRARIES = {
     **dict.fromkeys(TORCHVISION, "torchvision"),
     **dict.fromkeys(TIMM, "timm"),
     **dict.fromkeys([*HUGGING, "Whisper encoder"], "transformers"),
+    **LIBRARY_OF,
 }
 HAND_WRITTEN = [name for name in NETWORKS if name not in LIBRARIES]
 # What no way home can do, and says so.
@@ -22,7 +27,13 @@ REFUSED = {
     "orthogonal parametrization": "linalg_householder_product",  # neither exporter knows it
 }
 # Weights computed from others, in a way that cannot be undone.
-TOLD = {"spectral_norm", "timm NF-ResNet", "weight standardization"}
+TOLD = {"spectral_norm", "timm NF-ResNet", "weight standardization", "masked weights", "tensors outside the state dict"}
+RESULTS = os.environ.get("LSUV_ROUND_TRIP")  # a file for the rows, from which round_trip.py prints the table
+
+
+def keep(name, found):
+    if RESULTS:
+        save(Path(RESULTS), name, found)
 
 
 def needed(name):
@@ -38,6 +49,7 @@ def test_there_are_enough_of_them():
 def test_the_one_call(name):
     needed(name)
     outcome = by_call(name)
+    keep(name, {"one call": outcome})
     assert not outcome.wrong
     if name in REFUSED:
         assert outcome.words == "refused"
@@ -53,8 +65,9 @@ def test_the_one_call(name):
 def test_through_a_file(name, exporter, tmp_path):
     """Nothing comes home wrong with exit code 0, by value or by name."""
     needed(name)
-    for way, outcome in ways(name, exporter, tmp_path):
-        assert not outcome.wrong, way
+    found = {f"{exporter} {way}": outcome for way, outcome in ways(name, exporter, tmp_path)}
+    keep(name, found)
+    assert not {way: outcome.wrong for way, outcome in found.items() if outcome.wrong}
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

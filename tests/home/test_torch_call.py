@@ -254,7 +254,7 @@ def test_a_parametrization_that_does_not_take_the_weight_is_told():
     report = lsuv_(net, data())
     assert report.exit_code == 1
     assert len(report.carried.left) == 1
-    assert report.layers[1].status == "outside"
+    assert report.layers[1].status == "not-home"
     assert torch.equal(net[2].weight, before)
 
 

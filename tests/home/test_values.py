@@ -312,3 +312,21 @@ def test_a_module_called_twice_and_untied_is_not_carried():
     assert done.report.exit_code == 1
     assert len(done.report.carried.left) == 2
     np.testing.assert_array_equal(done.weights["fc.weight"], like["fc.weight"])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("start", [np.eye(6), np.full((6, 6), 0.1), normal(6, 6) + normal(6, 6).T])
+def test_where_values_repeat_the_name_tells_the_axes(start, transposed):
+    """Identity, constant and symmetric weights: the values alone do not tell a matrix from its transpose."""
+    text = "y = Gemm<transB=1>(x, W)" if not transposed else "T = Transpose(W) y = MatMul(x, T)"
+    proto = model(f"g (float[N,6] x) => (float[N,6] y) {{ {text} }}", W=start.astype(np.float32))
+    done = run(proto, {"W": start.astype(np.float32)})
+    assert not done.report.carried.left
+    close(X @ wide(done.weights["W"]).T, output(done))
+
+
+def test_where_values_repeat_and_no_name_tells_the_axes_it_is_said():
+    proto = model("g (float[N,6] x) => (float[N,6] y) { y = MatMul(x, val_1) }", val_1=np.eye(6, dtype=np.float32))
+    done = run(proto, {"fc.weight": np.eye(6, dtype=np.float32)})
+    assert "axes cannot be told apart" in done.report.carried.left[0].reason
+    assert [layer.status for layer in done.report.layers] == ["not-home"]

@@ -1,6 +1,7 @@
 """BatchNormalization: training mode, statistics that no longer hold, and --reset-norm."""
 
 import numpy as np
+import pytest
 
 from helpers import model, near_one, normal, tensor, unchanged_but, variances
 from lsuv_cli import initialize
@@ -60,3 +61,21 @@ def test_reset_norm_does_not_reach_a_norm_that_shares_the_vectors():
     assert (tensor(result.model, "v") == 9).all()
     assert near_one(variances(result.model, {"x": x}))
     assert not any("keep statistics" in w for w in result.report.warnings)
+
+
+@pytest.mark.parametrize("kept", ["s", "b", "m", "v"])
+def test_a_norm_that_does_more_than_multiply_is_run_as_it_is(kept):
+    """A norm with mean 0, shift 0 and one factor for all channels is y = c·x; one of these numbers says otherwise."""
+    vectors = {"s": np.ones(4), "b": np.zeros(4), "m": np.zeros(4), "v": np.ones(4)}
+    vectors[kept] = np.array([2.0, 0.5, 1.5, 0.3])
+    before = model(
+        """g (float[N,3,6,6] x) => (float y) {
+        h = Conv(x, u) n = BatchNormalization(h, s, b, m, v) r = Relu(n) y = Conv(r, w) }""",
+        u=normal(4, 3, 1, 1),
+        w=normal(8, 4, 1, 1),
+        **{name: vector.astype(np.float32) for name, vector in vectors.items()},
+    )
+    x = normal(32, 3, 6, 6, seed=1)
+    result = initialize(before, x)
+    assert result.report.trials == 1
+    assert near_one(variances(result.model, {"x": x}))

@@ -58,6 +58,26 @@ def test_a_function_called_twice_with_one_weight_shares_it():
     assert sum(layer.status == "skipped" for layer in untied.report.layers) == 1
 
 
+@pytest.mark.parametrize("default", [False, True])
+def test_a_constant_in_a_function_takes_its_value_from_the_call(default):
+    before = model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[N,8] x) => (float[N,8] y) { z = local.f <k: tensor = float[1] {3.0}> (x) y = MatMul(z, v) }
+        <domain: "local", opset_import: ["" : 18]>
+        f <k> (a) => (b) { c = Constant <value: tensor = @k> () b = Mul(a, c) }""",
+        **square("v"),
+    )
+    if default:  # the call does not say, the function does
+        held = before.graph.node[0].attribute.pop()
+        del before.functions[0].attribute[:]
+        before.functions[0].attribute_proto.append(held)
+    result = initialize(before, X)
+    assert entry(result, "y").status == "ok"
+    found = (3 * X) @ tensor(result.model, "v").astype(np.float64)
+    assert abs(found.var() - 1) < 1e-3
+    assert unchanged_but(before, result.model, "v")
+
+
 def test_a_constant_weight_inside_a_function_is_left_alone():
     before = model(
         """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>

@@ -16,13 +16,14 @@ from helpers import (
 from lsuv_cli import initialize
 
 
-@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "Tanh", "HardSigmoid"])
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "Tanh", "HardSigmoid", "Clip"])
 def test_fused_conv_is_measured_behind_its_activation(activation):
-    extra = {"LeakyRelu": ", activation_params=[0.1]", "HardSigmoid": ", activation_params=[0.2, 0.5]"}.get(activation)
+    numbers = {"LeakyRelu": "0.1", "HardSigmoid": "0.2, 0.5", "Clip": "-1.0, 1.0"}.get(activation)
+    extra = f", activation_params=[{numbers}]" if numbers else ""
     before = model(
         f"""g (float[N,3,8,8] x) => (float[N,4,4,4] y) {{
-            a = com.microsoft.FusedConv<activation="{activation}"{extra or ""}>(x, w, b)
-            y = com.microsoft.FusedConv<activation="{activation}"{extra or ""}>(a, v) }}""",
+            a = com.microsoft.FusedConv<activation="{activation}"{extra}>(x, w, b)
+            y = com.microsoft.FusedConv<activation="{activation}"{extra}>(a, v) }}""",
         microsoft=True,
         w=normal(4, 3, 3, 3),
         b=normal(4),

@@ -15,7 +15,8 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import runner, runtime
+from lsuv_cli.scaling import runner
+from lsuv_cli.scaling.frontier import Frontier
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
 PRODUCTS = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -178,7 +179,7 @@ def test_doubling_the_depth_doubles_the_work(watched):
 def frontiers(monkeypatch):
     made = []
 
-    class Kept(runtime.Frontier):
+    class Kept(Frontier):
         def __init__(self, *given):
             super().__init__(*given)
             made.append(self)
@@ -257,6 +258,19 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
         initialize(net, data, device="cpu", batch_size=1000)
     report = initialize(net, data, device="cpu", batch_size=305).report
     assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
+
+
+def test_a_batch_size_that_nobody_asked_for_is_made_to_fit(monkeypatch):
+    net = model("x (float[N,16] x) => (y) { a = MatMul(x, w) t = Tanh(a) y = MatMul(t, v) }",
+                w=normal(16, 4096), v=normal(4096, 16))  # fmt: skip
+    data = normal(1000, 16)
+    monkeypatch.setattr(runner, "available_memory", lambda: 10_000_000)
+    report = initialize(net, data, device="cpu").report
+    assert report.batches == 4  # of 305 samples at most
+    assert report.samples == 1000
+    assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
+    with pytest.raises(LsuvError, match=r"a batch of 1000 needs"):
+        initialize(net, [data], device="cpu")  # a batch of the user's own is not cut
 
 
 def test_values_that_find_no_room_between_stages_are_refused_before_they_are_made(monkeypatch):

@@ -1,0 +1,107 @@
+"""What the system has for a device: NVIDIA's driver and CUDA's libraries, the Vulkan loader; asked by ctypes.
+
+Nothing here needs onnxruntime, so that a missing driver is told before a session is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+# Major version of CUDA -> the oldest driver for it, as NVIDIA states it for Linux.
+OLDEST_DRIVER = {12: "525", 13: "580"}
+# onnxruntime-gpu 1.23 to 1.26 is built for CUDA 12, from this version on for CUDA 13.
+FIRST_FOR_CUDA_13 = "1.27"
+CUDNN = 9  # the major version that both want
+WINDOWS = sys.platform == "win32"
+
+
+def load(name: str) -> ctypes.CDLL | None:
+    """A shared library by the name that the system's loader knows; None if it is not there."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def nvidia_driver() -> bool:
+    """Whether NVIDIA's driver is installed."""
+    return load("nvcuda.dll" if WINDOWS else "libcuda.so.1") is not None
+
+
+def vulkan_loader() -> bool:
+    """Whether there is a Vulkan loader, which WebGPU needs on Linux; elsewhere it uses what the system brings."""
+    return sys.platform != "linux" or load("libvulkan.so.1") is not None
+
+
+def cuda_libraries(major: int) -> dict[str, bool]:
+    """CUDA's libraries that onnxruntime opens -> whether they can be loaded."""
+    if WINDOWS:
+        names = [f"cudart64_{major}.dll", f"cublas64_{major}.dll", f"cublasLt64_{major}.dll", f"cudnn64_{CUDNN}.dll"]
+    else:
+        names = [f"libcudart.so.{major}", f"libcublas.so.{major}", f"libcublasLt.so.{major}", f"libcudnn.so.{CUDNN}"]
+    return {name: load(name) is not None for name in names}
+
+
+def cuda_free_memory(major: int, index: int) -> tuple[int, int] | None:
+    """The bytes of a CUDA device that are free, and all it has; None where CUDA does not tell."""
+    runtime = load(f"cudart64_{major}.dll" if WINDOWS else f"libcudart.so.{major}")
+    if runtime is None:
+        return None
+    before, free, total = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.c_size_t(0)
+    with contextlib.suppress(AttributeError):
+        runtime.cudaGetDevice(ctypes.byref(before))
+        if runtime.cudaSetDevice(ctypes.c_int(index)) == 0:
+            failed = runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+            runtime.cudaSetDevice(before)
+            if not failed:
+                return int(free.value), int(total.value)
+    return None
+
+
+def nvidia_smi(index: int) -> dict[str, str]:
+    """What nvidia-smi tells of a card: driver, name, compute capability; empty where there is no nvidia-smi."""
+    fields = {"driver": "driver_version", "card": "name", "compute capability": "compute_cap"}
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return dict(zip(fields, values, strict=False)) if len(values) == len(fields) else {}
+
+
+def package_version(name: str) -> str:
+    """The version of an installed package; empty if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return ""
+
+
+def why_no_cuda(problem: str, major: int, index: int) -> str:
+    """What onnxruntime's refusal of a CUDA device means, with the way out; empty if it means nothing known."""
+    older = f"pip install 'onnxruntime-gpu[cuda,cudnn]<{FIRST_FOR_CUDA_13}' for CUDA 12"
+    if "CUDA failure 35" in problem or "driver version is insufficient" in problem:
+        need = OLDEST_DRIVER.get(major, "a newer one")
+        way_out = f"install driver {need} or newer" + (f", or {older}" if major > 12 else "")
+        return f"the NVIDIA driver is too old for CUDA {major}, which this onnxruntime-gpu needs; {way_out}"
+    if "CUDA failure 100" in problem or "no CUDA-capable device" in problem:
+        return "the NVIDIA driver finds no card; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set"
+    if match := re.search(r"Invalid device ID: \d+, must be between 0 \(inclusive\) and (\d+)", problem):
+        most = int(match[1]) - 1
+        return f"there is no CUDA device {index}; the last one is `device=cuda:{most}`"
+    if re.search("cudnn (is unavailable|.*(cannot open|not found|failed to load))", problem, re.IGNORECASE):
+        return f"cuDNN {CUDNN} cannot be loaded; pip install 'lsuv-cli[cuda]' brings it"
+    if re.search(r"no kernel image|CUDA failure (209|222)|ARCH_MISMATCH|unsupported toolchain", problem):
+        last = f", or {older}, which runs on older cards" if major > 12 else ""
+        return f"the card is too old for this onnxruntime-gpu; use `device=cpu` or `device=webgpu`{last}"
+    return ""
+
+
+def missing(libraries: Mapping[str, bool]) -> Sequence[str]:
+    return [name for name, there in libraries.items() if not there]

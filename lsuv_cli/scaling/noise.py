@@ -1,0 +1,105 @@
+"""Rounding noise: layers whose output is nothing but rounding errors, such as W·(x - x) computed in two ways.
+
+1. Noise begins at a layer whose input is nearly zero, and goes on to the layers behind it. It is looked for only where
+   some layer has such an input.
+2. The first batch runs a few times, without optimizers, with data and weights multiplied by 1 + 2⁻¹³ and its like. A
+   signal hardly changes; noise becomes other noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsuv_cli.model.layers import Layer
+from lsuv_cli.scaling import precision, runtime, weights
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.pieces import Pieces
+from lsuv_cli.scaling.runner import Pass, Runner
+
+Array = NDArray[Any]
+
+# Root mean square of a layer's input below which the layer's output may be nothing but rounding.
+SUSPICIOUS_INPUT = 1e-4
+# The factors on data and weights that tell noise from a signal: 1 plus well more than the rounding of the types. There
+# are several, because noise of a few elements may happen to stay as it was.
+NUDGES = tuple(1.0 + 2.0**-13 * k for k in (1.0, 1.5, -2.0))
+NUDGES_IN_HALF = tuple(1.0 + 2.0**-7 * k for k in (1.0, 1.5, -2.0))
+LEAST_CORRELATION = 0.98  # between an output and its nudged version; noise has less
+LARGEST_CHANGE = 1.4  # of an output's standard deviation by a nudge in float32; noise may change more
+
+
+def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> set[str]:
+    """The outputs of layers that are nothing but rounding."""
+    layers = {layer.output: layer for layer in pieces.layers}
+    suspicious = {name for name, found in moments.items() if _has_tiny_input(pieces, layers[name], found)}
+    if not suspicious:
+        return set()
+    unstable = _unstable(pieces, needs)
+    noise: set[str] = set()
+    tainted: set[str] = set()  # values behind noise
+    for k, node in enumerate(pieces.graph.nodes):
+        behind = not tainted.isdisjoint(pieces.graph.reads(k))
+        for name in node.output:
+            if name in unstable and (name in suspicious or behind):
+                noise.add(name)
+            if name in noise or (behind and name not in layers):
+                tainted.add(name)
+    return noise
+
+
+def _has_tiny_input(pieces: Pieces, layer: Layer, moments: Moments) -> bool:
+    """Whether a layer's input, about sd(output) / sqrt(E[w²]·fan_in), is below SUSPICIOUS_INPUT."""
+    if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
+        return False
+    _, square = weights.mean_and_square(pieces.graph.array(layer.weight.base))
+    gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0
+    return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
+
+
+def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
+    """The outputs of layers that a small change of data and weights changes much."""
+    half = precision.has_half(pieces.graph)
+    first = replace(needs, batches=needs.batches[:1], progress=_silent)  # noise may be zero in a few samples
+    factors = (1.0, *(NUDGES_IN_HALF if half else NUDGES))
+    runners = {factor: Runner(pieces.graph, pieces.plan, first, pieces.retype) for factor in factors}
+    unstable: set[str] = set()
+    try:
+        for index, stage in enumerate(pieces.plan.stages):
+            names = [layer.output for layer in stage.layers]
+            plain: dict[str, Array] = {}
+            for factor, runner in runners.items():
+                found = pieces.run(stage, names, runner, factor=factor)
+                arrays = {name: runtime.to_numpy(value) for name, value in found.items()}
+                plain = plain or arrays
+                unstable |= {n for n in names if _is_other(plain[n], arrays[n], math.inf if half else LARGEST_CHANGE)}
+                runner.forget(index)
+    finally:
+        for runner in runners.values():
+            runner.frontier.close()
+    return unstable
+
+
+def _is_other(one: Array, other: Array, largest_change: float) -> bool:
+    """Whether two arrays differ by more than a small change: correlation, and ratio of their standard deviations."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
+        if not a.size:
+            return False
+        a, b = a - a.mean(), b - b.mean()
+        squares = float(a @ a), float(b @ b)
+        if not all(math.isfinite(x) for x in squares) or max(squares) == 0.0:
+            return False
+        if min(squares) == 0.0:
+            return True
+        change = math.sqrt(max(squares) / min(squares))
+        return change > largest_change or float(a @ b) < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
+
+
+def _silent(done: int, total: int) -> None:
+    pass
