@@ -25,9 +25,8 @@ def main() -> None:
     asked = parser.parse_args()
     random = np.random.default_rng(0)
     nodes = " ".join(f"a{k} = MatMul(t{k}, w{k}) t{k + 1} = Tanh(a{k})" for k in range(LAYERS))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 13]> g (float[N,{WIDTH}] t0) => (float[N,{WIDTH}] t{LAYERS}) {{ {nodes} }}'
-    )
+    ends = f"(float[N,{WIDTH}] t0) => (float[N,{WIDTH}] t{LAYERS})"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> g {ends} {{ {nodes} }}')
     for k in range(LAYERS):
         weight = random.standard_normal((WIDTH, WIDTH), np.float32)
         model.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
@@ -36,9 +35,7 @@ def main() -> None:
     report = initialize(model, data, device=asked.device, threads=1).report
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
-    print(
-        f"{report.device}; {report.stages} stages; data {data.nbytes / 2**20:.0f} MiB; exit code {int(report.exit_code)}"
-    )
+    print(f"{report.device}; {report.stages} stages; {data.nbytes / 2**20:.0f} MiB; exit code {int(report.exit_code)}")
     print(f"peak resident set {peak:.0f} MiB; {seconds:.1f} s")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import LayerReport, Report, Status
-    from lsuv_cli.settings import Bias, PreInit, Settings, SettingsDict, Tied
+    from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings, SettingsDict, Tied
 
 __all__ = [
     "Bias",
@@ -37,6 +37,8 @@ __all__ = [
     "OutputError",
     "PreInit",
     "Report",
+    "Residual",
+    "Scale",
     "Settings",
     "SettingsDict",
     "Status",

@@ -27,7 +27,19 @@ from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Report
 from lsuv_cli.scaling import filling, runtime
 from lsuv_cli.scratch import Scratch
-from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, JUDGE, LOOK, PreInit, Settings, SettingsDict
+from lsuv_cli.settings import (
+    ABOUT,
+    CHECK_TOL,
+    EXAMINE,
+    JUDGE,
+    LOOK,
+    Bias,
+    PreInit,
+    Residual,
+    Scale,
+    Settings,
+    SettingsDict,
+)
 
 __all__ = [
     "Data",
@@ -48,7 +60,14 @@ __all__ = [
 ]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
-INITS = ("lsuv", "orthonormal", "xavier", "msra", "keep")
+LSUV = "lsuv"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "center": {"bias": Bias.CENTER},
+    "channel": {"scale": Scale.CHANNEL},
+    "bounded": {"residual": Residual.BOUNDED},
+}
+"""The options of LSUV that `compare` takes behind its name, as in lsuv+center."""
+INITS = (LSUV, "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -217,7 +236,7 @@ def inspect(
     call = _Call.of(keywords)
     with _opened(model) as file:
         place = dumps.check(dump) if dump is not None else None
-        job = Job(file, call.settings, as_sources(data), call.listen)
+        job = Job(file, call.settings, as_sources(data), call.listen, with_sums=True)
         job.targets(call.drawn)
         return job.look("inspect", place)
 
@@ -259,8 +278,9 @@ def compare(
     Arguments:
         {model}
         {data}
-        inits: names, as a list or with commas between them: "lsuv"; "keep", the model as given; or another
-            pre-initialization (see `pre_init`), which is then not scaled.
+        inits: names, as a list or with commas between them: "lsuv"; "lsuv" with options behind plus signs, as in
+            "lsuv+center+channel" (bias="center", scale="channel"; "bounded" is residual="bounded"); "keep", the model
+            as given; or another pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
 
@@ -269,11 +289,8 @@ def compare(
     """
     listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
     names = [str(name).strip() for name in listed if str(name).strip()]
-    known = ("lsuv", *PreInit)
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {', '.join(known)}")
     call = _Call.of(keywords)
+    chosen = _initializations(names, call.settings)
     checked, listen = call.settings, call.listen
     if data is None:
         raise LsuvError("`compare` needs data: give `data`")
@@ -282,15 +299,13 @@ def compare(
     read = None  # once: a loader or a stream may give other data the next time, or none
     with _opened(model) as file:
         Job(file, checked, sources, listen).targets(call.drawn)
-        for name in dict.fromkeys(names):
+        for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                job = Job(file, checked, sources, listen, calibration=read)
+                job = Job(file, checked, sources, listen, with_sums=True, calibration=read)
                 reports[name] = job.look("measure")
             else:
-                pre_init = checked.pre_init if name == "lsuv" else PreInit(name)
-                changed = replace(checked, rescale=name == "lsuv", pre_init=pre_init)
                 copy = ModelFile(_copied(file.proto), file.directory, file.name)
-                job = Job(copy, changed, sources, listen, calibration=read)
+                job = Job(copy, settings, sources, listen, with_sums=True, calibration=read)
                 reports[name] = job.initialize(None, None, dry_run=False).report
             read = job.calibration
     return reports
@@ -335,6 +350,32 @@ def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Di
         {settings}
     """
     return examination.examine(Settings.of(settings), listen)
+
+
+def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Settings]:
+    """The settings of each initialization to compare; those that are not "lsuv" are not scaled."""
+    unscaled = replace(
+        checked,
+        rescale=False,
+        bias=Bias.ZERO if checked.bias is Bias.CENTER else checked.bias,
+        scale=Scale.LAYER,
+        residual=Residual.KEEP,
+    )
+    unknown = []
+    found = {}
+    for name in names:
+        base, *options = name.split("+")
+        if base == LSUV and all(option in OPTIONS for option in options):
+            changes: dict[str, Any] = {key: value for option in options for key, value in OPTIONS[option].items()}
+            found[name] = replace(checked, rescale=True, **changes)
+        elif name in list(PreInit):
+            found[name] = replace(unscaled, pre_init=PreInit(name))
+        else:
+            unknown.append(name)
+    if unknown or not names:
+        known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
+        raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
+    return found
 
 
 @contextlib.contextmanager

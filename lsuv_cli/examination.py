@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,12 +210,12 @@ def _case(name: str, model: onnx.ModelProto, dtype: str, data: Array, device: De
     off = {key: _distance(array, expected[key]) for key, array in found.items()}
     where = max(off, key=lambda key: off[key])
     equal = all(np.array_equal(array, runs[1][0][key]) for key, array in found.items())
-    problem = ""
+    fault = ""
     if statuses != {Status.OK}:
-        problem = f"layers are {', '.join(sorted(statuses))}"
+        fault = f"layers are {', '.join(sorted(statuses))}"
     elif not off[where] <= limit:
-        problem = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
-    return Case(name, dtype, off[where], where, limit, equal, problem)
+        fault = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
+    return Case(name, dtype, off[where], where, limit, equal, fault)
 
 
 def _request(device: Device) -> str:
@@ -255,7 +255,7 @@ def _timed(device: Device) -> dict[str, float]:
     return seconds
 
 
-def _model(text: str, shapes: dict[str, tuple[int, ...]], dtype: str) -> onnx.ModelProto:
+def _model(text: str, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> onnx.ModelProto:
     model = onnx.parser.parse_model(text.format(type=TYPES[dtype]))
     kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(TYPES[dtype].upper()))
     for seed, (name, shape) in enumerate(shapes.items()):

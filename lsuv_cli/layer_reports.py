@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import Carried, LayerReport, Status
+from lsuv_cli.report import Carried, ChannelsReport, LayerReport, Status, SumReport
 from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.trials import Turn
 from lsuv_cli.scaling.weights import mean_and_square
@@ -35,14 +37,14 @@ class Findings:
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
 
 
-def judge(moments: Moments | None, settings: Settings) -> Status:
-    """The status of a measured layer: ok if |variance / target - 1| <= tol."""
+def judge(moments: Moments | None, turn: Turn, tol: float) -> Status:
+    """The status of a measured layer: ok if |variance / target - 1| <= tol, for each channel if these were scaled."""
     if moments is None or not moments.finite:
         return Status.NOT_FINITE
     if moments.variance == 0.0 or moments.noise:
         return Status.DEAD
-    off = abs(moments.variance / settings.target_variance - 1)
-    return Status.OK if off <= settings.tol and moments.disputed is None else Status.OUTSIDE
+    off = turn.deviation(moments)
+    return Status.OK if off <= tol and moments.disputed is None else Status.OUTSIDE
 
 
 def of_measurement(
@@ -53,10 +55,14 @@ def of_measurement(
     users = layers.by_tensor(every.layers)
     entries = []
     for layer in every.layers:
-        status = judge(findings.verified.get(layer.output), settings) if settings else Status.PLANNED
+        status = Status.PLANNED
+        if settings:
+            status = judge(findings.verified.get(layer.output), Turn(None, target=layer.target), settings.tol)
         if layer.output not in wanted:
             status = Status.EXCLUDED
         entry = _entry(graph, layer, status, findings)
+        if status not in {Status.PLANNED, Status.EXCLUDED}:
+            entry = replace(entry, target=layer.target)
         entries.append((layer.node, replace(entry, shared=len(users[layer.weight.base]) > 1)))
     return _in_order(entries, every, Status.PLANNED)
 
@@ -81,12 +87,18 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("scaled at the first use of its weight")
             if layer.keeps_bias:
                 notes.append("bias kept")
+            if turn is not None and turn.centred:
+                notes.append("bias centred")
+            if turn is not None and turn.dead is not None and turn.dead.any():
+                notes.append(f"{turn.dead.sum()} of {len(turn.dead)} channels are dead: constant, and not scaled")
         entry = _entry(prepared.graph, layer, status, findings)
         entry = replace(
             entry,
             variance_given=before.variance if before else None,
             variance_at_turn=turn.variance if turn else None,
             scale=turn.scale if turn else None,
+            target=(turn or layer).target if layer.output in wanted else None,
+            channels=_channels(turn, findings.verified.get(layer.output)),
             shared=len(users.get(layer.weight.base, ())) > 1,
             notes=tuple(dict.fromkeys([*notes, *entry.notes])),
         )
@@ -134,24 +146,39 @@ def _behind(graph: Graph, tensors: Collection[str]) -> set[str]:
     return found
 
 
+def of_sums(sums: Sequence[Sum], every: LayerSet, verified: Mapping[str, Moments]) -> tuple[SumReport, ...]:
+    """The entries of residual sums, with their moments where these were measured."""
+    names = {layer.output: layer.name for layer in every.layers}
+    entries = []
+    for each in sums:
+        found = verified.get(each.output)
+        entry = SumReport(each.name, each.number, each.k, each.n, names.get(each.layer, ""))
+        entries.append(replace(entry, variance=found.variance, mean=found.mean) if found else entry)
+    return tuple(entries)
+
+
 def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Settings, dry_run: bool) -> Status:
     """The status of an initialized layer."""
     turns, verified = findings.turns, findings.verified
     turn = turns.get(layer.output)
     if not turns:
         return Status.PLANNED if dry_run else Status.PRE_INITIALIZED
+    found = verified.get(layer.output)
     if turn is not None and turn.status is not Status.OK:
-        return turn.status
-    status = judge(verified.get(layer.output), settings)
+        # Noise takes a scale that is likely to leave the weight's type.
+        return Status.DEAD if turn.status is Status.OVERFLOW and found is not None and found.noise else turn.status
+    status = judge(found, turn or Turn(None, target=layer.target), settings.tol)
     if layer.weight.base in findings.pooled:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}
     else:
         deciding = [verified[x.output] for x in users if x.output in turns and turns[x.output].status is Status.OK]
         tied = {Status.OUTSIDE}
-    if len(users) > 1 and status in tied and deciding and judge(pooled(deciding), settings) is Status.OK:
-        return Status.TIED
-    return status
+    if len(users) < 2 or status not in tied or not deciding:
+        return status
+    first = next((turns[x.output] for x in users if x.output in turns), Turn(None, target=layer.target))
+    together = judge(pooled(deciding), first, settings.tol)
+    return Status.TIED if together is Status.OK else status
 
 
 def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:
@@ -191,6 +218,24 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         dead=moments.dead if moments else None,
         weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
         notes=tuple(notes),
+    )
+
+
+def _channels(turn: Turn | None, moments: Moments | None) -> ChannelsReport | None:
+    """A layer's channels, where they were measured one by one."""
+    if turn is None or moments is None or moments.channels is None:
+        return None
+    mean, variance = moments.channels.mean, moments.channels.variance
+    live = np.ones(len(mean), bool) if turn.dead is None else ~turn.dead
+    scales = turn.scale * turn.ratios[live] if turn.ratios is not None else None
+    return ChannelsReport(
+        count=len(mean),
+        dead=int((~live).sum()),
+        largest_mean=float(np.abs(mean).max()),
+        least_variance=float(variance[live].min()),
+        most_variance=float(variance[live].max()),
+        least_scale=None if scales is None else float(scales.min()),
+        most_scale=None if scales is None else float(scales.max()),
     )
 
 

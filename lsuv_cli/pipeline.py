@@ -29,19 +29,21 @@ from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft, serialized
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.layers import LayerSet
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
-from lsuv_cli.scaling import algorithm, devices, memory_needs, runner, stages, values, verification, weights
+from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, values, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
-from lsuv_cli.scaling.verification import ModelMoments
-from lsuv_cli.settings import PreInit, Settings
+from lsuv_cli.scaling.verification import ModelMoments, Wanted
+from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
@@ -121,6 +123,7 @@ class Job:
     data: Data | Sequence[str] | None
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
+    with_sums: bool = False  # measure residual sums too
     calibration: Calibration | None = None  # the data, once it is read
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -132,6 +135,13 @@ class Job:
         settings = self.settings
         if settings.rescale and self.data is None and not dry_run:
             raise LsuvError("scaling needs data: give `data`, or `rescale=False` to stop after the pre-initialization")
+        measuring = {
+            "bias='center'": settings.bias is Bias.CENTER,
+            "scale='channel'": settings.scale is Scale.CHANNEL,
+            "residual='bounded'": settings.residual is Residual.BOUNDED,
+        }
+        for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
+            raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
         with self._guesses_told(), Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
@@ -140,7 +150,7 @@ class Job:
             matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
-            plan = stages.cut(prepared.graph, prepared.layers.layers)
+            plan = self._plan(prepared)
             findings = Findings(plan, given=before)
             trials = 0
             if not dry_run:
@@ -158,11 +168,28 @@ class Job:
                 trials=trials,
                 memory=_memory_expected(prepared, plan, run.data) if dry_run else {},
                 carried=account,
+                sums=layer_reports.of_sums(
+                    self._sums(prepared.graph, prepared.every), prepared.every, findings.verified
+                ),
             )
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
             return Initialized(self.file.proto if draft.in_memory else None, report, home)
+
+    def _plan(self, prepared: Prepared) -> Plan:
+        graph, chosen = prepared.graph, prepared.layers.layers
+        if self.settings.residual is Residual.KEEP:
+            return stages.cut(graph, chosen)
+        depth = stages.depths(graph, chosen)
+        sums = residuals.find(graph, prepared.every.layers, depth)
+        return stages.cut(graph, chosen, sums=residuals.bounded(sums, chosen, depth, self.settings.target_variance))
+
+    def _sums(self, graph: Graph, every: LayerSet) -> tuple[Sum, ...]:
+        """The residual sums, where they are wanted."""
+        if not self.with_sums and self.settings.residual is Residual.KEEP:
+            return ()
+        return residuals.find(graph, every.layers, stages.depths(graph, every.layers))
 
     def _tensors_for_home(
         self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
@@ -257,11 +284,13 @@ class Job:
 
     def _look(self, command: str, dump: Path | None) -> Report:
         run = self._open()
-        graph, every = run.look.graph, run.look.layers
+        graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
         phase = "inspecting" if command == "inspect" else "measuring"
-        verified = self._measured(phase, self.file, run.look, run).moments if run.data else {}
+        sums = self._sums(graph, every)
+        wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
+        verified = self._measured(phase, self.file, run.look, run, wanted).moments if run.data else {}
         if dump is not None:
             if run.data is None:
                 raise LsuvError("values to write come from data: give `data`")
@@ -271,7 +300,8 @@ class Job:
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
         entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
-        return self._report(command, entries, run, stages=len(plan.stages))
+        shown = layer_reports.of_sums(sums, every, verified)
+        return self._report(command, entries, run, stages=len(plan.stages), sums=shown)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -356,6 +386,8 @@ class Job:
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
         measured = ModelMoments({})
+        by_channel = frozenset(x.output for x in prepared.layers.layers if x.by_channel or x.is_centred)
+        wanted = Wanted(channels=by_channel, sums=tuple(s.output for s in self._sums(prepared.graph, prepared.every)))
 
         def verify() -> Mapping[str, Moments]:
             nonlocal measured
@@ -364,7 +396,7 @@ class Job:
             written = draft.finish(self._metadata(run.data))
             self._took("writing", begun)
             if run.data is not None:
-                measured = self._measured("verifying", written, prepare.look(written, run.branches), run)
+                measured = self._measured("verifying", written, prepare.look(written, run.branches), run, wanted)
             self.begun_phase = time.perf_counter()
             return measured.moments
 
@@ -385,12 +417,19 @@ class Job:
         self.warnings += measured.warnings
         return findings, scaled.trials if scaled else 0
 
-    def _measured(self, phase: str, file: ModelFile, look: Look, run: _Run) -> ModelMoments:
+    def _measured(
+        self,
+        phase: str,
+        file: ModelFile,
+        look: Look,
+        run: _Run,
+        wanted: Wanted = Wanted(),  # noqa: B008
+    ) -> ModelMoments:
         """The moments of every layer's output in a model as it stands."""
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
-        measured = verification.measure(file, look, needs, units=phase == "inspecting")
+        measured = verification.measure(file, look, needs, wanted)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
 
@@ -404,6 +443,8 @@ class Job:
             "seed": settings.seed,
             "pre_init": settings.pre_init,
             "bias": settings.bias,
+            **({"scale": settings.scale} if settings.scale is not Scale.LAYER else {}),
+            **({"residual": settings.residual} if settings.residual is not Residual.KEEP else {}),
             "target_variance": settings.target_variance if settings.rescale else "none",
             "tolerance": settings.tol,
             "samples": data.samples if data else 0,

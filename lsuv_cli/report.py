@@ -35,6 +35,19 @@ LEFT_ALONE = frozenset({Status.SKIPPED, Status.EXCLUDED})
 
 
 @dataclass(frozen=True)
+class ChannelsReport:
+    """The channels of a layer's output in the written file, where they were centred or scaled one by one."""
+
+    count: int
+    dead: int  # constant, and so not scaled
+    largest_mean: float  # of the absolute values
+    least_variance: float  # of live channels
+    most_variance: float
+    least_scale: float | None = None  # None where the layer has one scale
+    most_scale: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerReport:
     """One layer, or one node that looks like a layer and was left alone."""
 
@@ -52,12 +65,27 @@ class LayerReport:
     variance_given: float | None = None  # in the model as given, if asked for
     variance_at_turn: float | None = None  # with the pre-initialized weight and all layers before it scaled
     scale: float | None = None
+    target: float | None = None  # the variance that the output is to have
     variance: float | None = None  # in the written file
     variance_home: float | None = None  # in PyTorch, where the network was initialized by lsuv_cli.torch.lsuv_
     mean: float | None = None
     dead: float | None = None  # fraction of the units that are never above zero, where a ReLU follows
     weight_std: float | None = None
+    channels: ChannelsReport | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumReport:
+    """A sum of a residual stream and a branch, the k-th of N of its stream."""
+
+    name: str
+    stream: int  # its number, from 1
+    branch: int  # k
+    branches: int  # N
+    layer: str = ""  # the last layer of the branch, if there is one
+    variance: float | None = None  # of the sum, in the written file or in the model that was looked at
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +124,7 @@ class Report:
     stages: int = 0
     trials: int = 0
     memory: dict[str, int | None] = field(default_factory=dict)  # bytes expected; null where not known
+    sums: tuple[SumReport, ...] = ()
     carried: Carried | None = None  # where the tensors go to a weights file
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)

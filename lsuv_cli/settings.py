@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
+from lsuv_cli import target_variances
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.target_variances import TargetVariances
 
 MOST_THREADS = max(256, os.cpu_count() or 1)  # each thread takes a stack and time to start
 MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
 MOST_DIGITS = 18  # digits of a number of samples
+
+ONE = TargetVariances()
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -47,6 +51,21 @@ class Bias(StrEnum):
 
     ZERO = "zero"
     KEEP = "keep"
+    CENTER = "center"
+
+
+class Scale(StrEnum):
+    """How many scales a layer has."""
+
+    LAYER = "layer"
+    CHANNEL = "channel"
+
+
+class Residual(StrEnum):
+    """What becomes of the variance of a residual stream."""
+
+    KEEP = "keep"
+    BOUNDED = "bounded"
 
 
 class Tied(StrEnum):
@@ -58,7 +77,9 @@ class Tied(StrEnum):
 
 
 PreInitName = Literal["orthonormal", "gaussian", "xavier", "msra", "orthonormal-msra", "keep"]
-BiasName = Literal["zero", "keep"]
+BiasName = Literal["zero", "keep", "center"]
+ScaleName = Literal["layer", "channel"]
+ResidualName = Literal["keep", "bounded"]
 TiedName = Literal["share", "untie", "skip"]
 
 # The groups of settings, in the order in which help shows them.
@@ -75,9 +96,11 @@ class SettingsDict(TypedDict, total=False):
     pre_init: PreInit | PreInitName
     rescale: bool
     bias: Bias | BiasName
+    scale: Scale | ScaleName
     tol: float
     max_trials: int
-    target_variance: float
+    target_variance: float | str | Sequence[float | str] | Mapping[str, float] | TargetVariances
+    residual: Residual | ResidualName
     seed: int
     include: str | Sequence[str]
     exclude: str | Sequence[str]
@@ -112,6 +135,7 @@ class About:
     above: float | None = None
     least: float | None = None
     most: float = math.inf
+    repeatable: bool = False  # the command takes it several times, and `read` all of them as a list
     text_too: bool = False  # `read` also parses text (8G, all, 0.5,0.5), so the command passes it unparsed
 
     def value(self, name: str, given: object) -> object:
@@ -120,8 +144,14 @@ class About:
             value = self.read(given)
         except Unfit as problem:
             raise LsuvError(f"`{name}` {given!r} is not {problem}") from None
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return value
+        if isinstance(value, TargetVariances):
+            for number in value.values:
+                self._check_limits(name, number)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_limits(name, value)
+        return value
+
+    def _check_limits(self, name: str, value: float) -> None:
         below = (self.above is not None and not value > self.above) or (self.least is not None and value < self.least)
         if below or not value <= self.most or not math.isfinite(value):
             lower = f"above {self.above}" if self.above is not None else f"at least {self.least}"
@@ -129,7 +159,6 @@ class About:
                 f" and at most {self.most}" if self.most < math.inf else "" if math.isfinite(value) else " and finite"
             )
             raise LsuvError(f"`{name}` is {value}; it must be {lower}{upper}")
-        return value
 
 
 def _flag(given: object) -> bool:
@@ -238,6 +267,13 @@ def _batch_size(given: object) -> int | Literal["all"] | None:
     return int(given)
 
 
+def _targets(given: object) -> TargetVariances:
+    try:
+        return target_variances.read(given)
+    except ValueError:
+        raise Unfit(target_variances.FORMS) from None
+
+
 def _bytes(given: object) -> int:
     """A number of bytes, or a text such as 8G."""
     if not isinstance(given, str):
@@ -265,7 +301,21 @@ class Settings:
         PreInit, About(_one_of(PreInit), METHOD, "KIND", f"The weights before scaling: {', '.join(PreInit)}.")
     ] = PreInit.ORTHONORMAL
     rescale: Annotated[bool, About(_flag, METHOD, "", "Scale each layer on the data, or stop before that.")] = True
-    bias: Annotated[Bias, About(_one_of(Bias), METHOD, "zero|keep", "Set biases to zero, or keep them.")] = Bias.ZERO
+    bias: Annotated[
+        Bias,
+        About(
+            _one_of(Bias),
+            METHOD,
+            "zero|keep|center",
+            "Set biases to zero, keep them, or let them take away the mean of each channel.",
+        ),
+    ] = Bias.ZERO
+    scale: Annotated[
+        Scale,
+        About(
+            _one_of(Scale), METHOD, "layer|channel", "One scale for a layer, or one for each of its output channels."
+        ),
+    ] = Scale.LAYER
     tol: Annotated[
         float, About(_number, METHOD, "X", "Relative tolerance: |variance / target - 1|.", above=0, most=1)
     ] = 0.01
@@ -273,11 +323,32 @@ class Settings:
         int, About(_whole, METHOD, "N", "Trials at most; nearly always one is enough.", above=0, most=1000)
     ] = 10
     target_variance: Annotated[
-        float, About(_number, METHOD, "X", "The variance every layer's output is to have.", above=0)
-    ] = 1.0
+        TargetVariances,
+        About(
+            _targets,
+            METHOD,
+            "[GLOB=]X",
+            "The variance of every layer's output, 1 if not given; GLOB=X for layers whose name matches.",
+            above=0,
+            repeatable=True,
+        ),
+    ] = ONE
+    residual: Annotated[
+        Residual,
+        About(
+            _one_of(Residual),
+            METHOD,
+            "keep|bounded",
+            "Residual sums: every branch at its target, or the stream's variance bounded by smaller targets.",
+        ),
+    ] = Residual.KEEP
     seed: Annotated[int, About(_whole, METHOD, "N", "Seed of the random numbers.", least=0)] = 0
-    include: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.")] = ()
-    exclude: Annotated[tuple[str, ...], About(_patterns, WHICH, "GLOB", "Leave out layers whose name matches.")] = ()
+    include: Annotated[
+        tuple[str, ...], About(_patterns, WHICH, "GLOB", "Only layers whose name matches.", repeatable=True)
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...], About(_patterns, WHICH, "GLOB", "Leave out layers whose name matches.", repeatable=True)
+    ] = ()
     tied: Annotated[
         Tied,
         About(
@@ -368,7 +439,8 @@ class Settings:
         return cast(SettingsDict, {name: getattr(self, name) for name in ABOUT})
 
     def to_json(self) -> dict[str, Any]:
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        return {**plain, "target_variance": self.target_variance.to_json()}
 
 
 ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints(Settings, include_extras=True).items()}
@@ -376,6 +448,8 @@ ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints
 
 LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclude"} or about.group in {DATA, RUN})
 """The settings that matter where a model is only looked at."""
+COMPARE = tuple(name for name in ABOUT if name in {"target_variance", *LOOK})
+"""The settings that `lsuv compare` has options for."""
 JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
 """The settings that matter where a model is looked at and judged."""
 EXAMINE = ("device", "threads")

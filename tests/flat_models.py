@@ -200,8 +200,9 @@ def is_random(flat: onnx.ModelProto) -> bool:
 def measure(flat: onnx.ModelProto, batches: Batches, names: Sequence[str], times: int = 1) -> dict[str, list[float]]:
     """The variance of each value over all batches, in float64; several times where the model draws numbers."""
     found: dict[str, list[float]] = {name: [] for name in names}
-    for seed in range(times):
-        ort.set_seed(1000 + seed)
+    seeds = np.random.default_rng(0).integers(1, 2**31, times)  # neighbouring seeds give similar numbers
+    for seed in seeds:
+        ort.set_seed(int(seed))
         runs = run(flat, batches, names)
         for k, name in enumerate(names):
             found[name].append(variance([values[k] for values in runs]))
@@ -264,6 +265,8 @@ def by_reference(
         if item.type.tensor_type.elem_type in floats:
             item.type.tensor_type.elem_type = TensorProto.DOUBLE
     evaluator = ReferenceEvaluator(double)
+    read = {i.name for i in double.graph.input}
+    batches = [{k: v for k, v in batch.items() if k in read} for batch in batches]
     feeds = [{k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in batch.items()} for batch in batches]
     with np.errstate(all="ignore"):
         return [evaluator.run(None, feed) for feed in feeds]
@@ -279,6 +282,9 @@ def _for(flat: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     part = onnx.ModelProto()
     part.CopyFrom(flat)
     _put(part, nodes[::-1])
+    inputs = [i for i in part.graph.input if i.name in needed]
+    del part.graph.input[:]
+    part.graph.input.extend(inputs)
     del part.graph.output[:]
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part
@@ -310,30 +316,43 @@ def _doubled(tensor: TensorProto) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 
 
-def noise(flat: onnx.ModelProto, batches: Batches, name: str, exact: bool = True) -> float:
+def noise(flat: onnx.ModelProto, batches: Batches, name: str, exact: bool = True, weight: str = "") -> float:
     """Root mean square of the errors that rounding makes in a value, relative to its standard deviation.
 
     They are the difference from exact arithmetic, or, if that is not wanted, the model draws numbers, or the reference
-    evaluator does not run it, what small errors in inputs and tensors make of it; numbers drawn are the same.
+    evaluator does not run it, what small errors in inputs and tensors make of it; numbers drawn are the same. With
+    `weight`, the value is what that weight contributes to it.
     """
-    ort.set_seed(1000)
-    rounded = _joined(run(flat, batches, [name]))
-    if exact and not is_random(flat):
+    flat = _for(flat, [name])
+    read = {i.name for i in flat.graph.input}
+    batches = [{k: v for k, v in batch.items() if k in read} for batch in batches]
+    rounded = _contribution(flat, batches, name, weight)
+    if exact and not is_random(flat) and not weight:
         with contextlib.suppress(Exception):
             return _difference(rounded, _joined(by_reference(flat, batches, [name])))
     found = []
+    scales = {name for node in flat.graph.node if node.op_type in {"Resize", "Upsample"} for name in node.input[1:]}
     for seed in range(3):  # noise of a few elements may happen to stay as it was
         rng = np.random.default_rng(seed)
         moved = [{k: _moved(v, rng) for k, v in batch.items()} for batch in batches]
         copy = onnx.ModelProto()
         copy.CopyFrom(flat)
         for tensor in stored(copy):
-            if tensor.data_type in FLOATS and tensor.dims:
+            if tensor.data_type in FLOATS and tensor.dims and tensor.name not in scales:
                 array = _moved(numpy_helper.to_array(tensor), rng)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-        ort.set_seed(1000)
-        found.append(_difference(rounded, _joined(run(copy, moved, [name]))))
+        found.append(_difference(rounded, _contribution(copy, moved, name, weight)))
     return max(found)
+
+
+def _contribution(flat: onnx.ModelProto, batches: Batches, name: str, weight: str) -> Array:
+    """A value on all batches, or the part of it that goes when a weight is zero."""
+    ort.set_seed(1000)
+    whole = _joined(run(flat, batches, [name]))
+    if not weight:
+        return whole
+    ort.set_seed(1000)
+    return whole - _joined(run(without(flat, weight), batches, [name]))
 
 
 def _difference(one: Array, other: Array) -> float:

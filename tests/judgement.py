@@ -297,7 +297,7 @@ class Judge:
             bare = flat_models.without(seen.flat, seen.layer.weight)
             without = flat_models.measure(bare, self.case.batches, [seen.name])[seen.name][0]
             alive = _off(seen.true, without) > 1e-6 + seen.spread / seen.true and not self.is_flat(seen)
-            return "not dead" if alive and self.doubted(seen, "not dead") == "not dead" else ""
+            return "not dead" if alive and self.doubted(seen, "not dead", seen.layer.weight) == "not dead" else ""
         if status == "non-finite" and math.isfinite(seen.true):
             return "finite"
         if (
@@ -338,11 +338,12 @@ class Judge:
     def is_flat(self, seen: Seen) -> bool:
         return flat_models.is_flat(seen.flat, self.case.batches, seen.name)
 
-    def doubted(self, seen: Seen, kind: str) -> str:
-        """The kind of a finding, or `noise` where rounding errors make up what is measured."""
+    def doubted(self, seen: Seen, kind: str, weight: str = "") -> str:
+        """The kind of a finding, or `noise` where rounding errors make up a value, or a weight's part in it."""
         try:
             allowed = 0.1 if self.is_half() else 1e-2
-            return "noise" if flat_models.noise(seen.flat, self.case.batches, seen.name) > allowed else kind
+            found = flat_models.noise(seen.flat, self.case.batches, seen.name, weight=weight)
+            return "noise" if found > allowed else kind
         except Exception:
             return kind
 
@@ -356,7 +357,10 @@ def _is_sound(flat: onnx.ModelProto) -> bool:
 
     Its LRN takes the number of samples for that of channels. It takes every BatchNormalization before opset 15 for one
     in training mode, and Softmax and its like before opset 13, which were over all axes behind one, for later ones.
+    Running statistics go on from batch to batch in onnxruntime, and not in the evaluator.
     """
+    if any(held.name == "training_mode" and held.i for node in flat.graph.node for held in node.attribute):
+        return False
     version = next(o.version for o in flat.opset_import if not o.domain)
     wrong = {"LRN", *(["BatchNormalization"] if version < 15 else [])}
     wrong |= {"Softmax", "LogSoftmax", "Hardmax"} if version < 13 else set()

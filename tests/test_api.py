@@ -46,8 +46,8 @@ def test_dir_shows_the_public_names_and_each_is_there():
 
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
-    wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Tied", "__version__"}
-    wanted |= {"doctor", "Diagnosis", "Exposed", "Stripped"}
+    wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
+    wanted |= {"__version__", "doctor", "Diagnosis", "Exposed", "Stripped"}
     assert wanted | {function.__name__ for function in [*FUNCTIONS, *WITHOUT_SETTINGS]} == set(lsuv_cli.__all__)
 
 
@@ -192,7 +192,7 @@ def test_plain_values_become_what_settings_hold():
         ("tol", float("nan"), "`tol` is nan; it must be above 0 and at most 1"),
         ("target_variance", float("inf"), "`target_variance` is inf; it must be above 0 and finite"),
         ("recurrent", "no", "`recurrent` 'no' is not True or False"),
-        ("bias", "none", "`bias` 'none' is not one of zero, keep"),
+        ("bias", "none", "`bias` 'none' is not one of zero, keep, center"),
         ("exclude", 3, "`exclude` 3 is not a pattern or a list of patterns"),
         ("mean", "a,b", "`mean` 'a,b' is not a list of numbers such as 0.485,0.456,0.406"),
         ("batch_size", "some", "`batch_size` 'some' is not a positive number or all"),
@@ -264,7 +264,7 @@ def test_initializations_as_text(folder):
     reports = compare(two_layers(), "calib.npy", "lsuv, keep")
     assert list(reports) == ["lsuv", "keep"]
     assert [layer.variance for layer in reports["lsuv"].layers] == pytest.approx([1, 1], abs=1e-3)
-    with pytest.raises(LsuvError, match="`inits` lsv: choose among lsuv, orthonormal,"):
+    with pytest.raises(LsuvError, match=r"`inits` lsv: choose among lsuv, lsuv.center,"):
         compare(two_layers(), X, "lsv,keep")
 
 

@@ -25,6 +25,7 @@ BESIDE |= dict.fromkeys(
     [
         "errors",
         "settings",
+        "target_variances",
         "report",
         "version",
         "memory",

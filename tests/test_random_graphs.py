@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import model, normal, tensor, unchanged_but, variances
+from helpers import model, normal, tensor, unchanged_but, values, variances
 from lsuv_cli import initialize
 
 X = normal(32, 6, seed=1)
@@ -137,3 +137,36 @@ def test_any_graph(recipe, bias, tied, batch):
     assert all((tensor(result.model, name) == recipe.tensors[name]).all() for name in fixed)
     if tied != "untie" and bias == "keep":
         assert unchanged_but(before, result.model, "tied", *recipe.layers.values())
+
+
+OPTIONS = [
+    {"bias": "center"},
+    {"scale": "channel"},
+    {"scale": "channel", "bias": "keep"},
+    {"scale": "channel", "bias": "center"},
+    {"residual": "bounded"},
+    {"residual": "bounded", "bias": "center", "scale": "channel"},
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(recipes(), st.sampled_from(OPTIONS), st.sampled_from(TIED), st.sampled_from([5, 32]))
+def test_any_graph_with_centred_layers_channels_and_bounded_streams(recipe, options, tied, batch):
+    """A layer that is called ok has its target, as a whole or in every live channel, and mean 0 if it is centred."""
+    exclude = ["fixed*"] if any("fixed" in node for node in recipe.nodes) else []
+    result = initialize(recipe.build(), X, tied=tied, batch_size=batch, exclude=exclude, **options)
+    lines = {layer.name: layer for layer in result.report.layers}
+    found = values(result.model, {"x": X}, {*recipe.layers, *recipe.tied})
+    for value in {*recipe.layers, *(recipe.tied if tied == "untie" else ())}:
+        line = lines.get(value) or lines[value.replace("v", "m")]
+        if line.status != "ok":
+            assert line.status in {"dead", "unreachable"}, line
+            continue
+        means, spread = found[value].mean(axis=0), found[value].var(axis=0)
+        if line.channels is not None and line.channels.least_scale is not None:
+            live = np.sort(spread)[line.channels.dead :]
+            assert np.abs(live / line.target - 1).max() < 2e-3, (value, spread)
+        else:
+            assert abs(found[value].var() / line.target - 1) < 2e-3, (value, line)
+        if "bias centred" in line.notes:
+            assert np.abs(means).max() < 2e-3 * np.sqrt(line.target), (value, means)

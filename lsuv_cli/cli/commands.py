@@ -230,7 +230,7 @@ def compare(
     model: o.Model,
     data: o.Sources = None,
     inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
-    settings: o.LookSettings,
+    settings: o.CompareSettings,
     plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
@@ -402,11 +402,11 @@ def _draw(reports: dict[str, Report], image: Target) -> None:
 
     report = next(iter(reports.values()))
     series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
-    settings = report.settings
     names = [layer.name for layer in report.layers]
-    plot.draw(
-        names, series, image, target=settings["target_variance"], tol=settings["tol"], title=Path(report.model).name
-    )
+    known = [layer.target for layer in report.layers if layer.target is not None]
+    # A layer that is left alone has no target: its band is that of the first layer.
+    targets = [layer.target if layer.target is not None else (known or [1.0])[0] for layer in report.layers]
+    plot.draw(names, series, image, targets=targets, tol=report.settings["tol"], title=Path(report.model).name)
 
 
 def run(args: Sequence[str] | None) -> None:

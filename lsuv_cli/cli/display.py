@@ -34,21 +34,24 @@ Layers = Sequence[LayerReport]
 
 def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     """Print the table, the notes below it, and the summary."""
-    layers, target = report.layers, _target(report)
+    layers = report.layers
     columns = [
         *_head(layers),
-        Column("given", [_variance(layer.variance_given, target) for layer in layers]),
+        Column("given", [_variance(layer.variance_given, _target(layer)) for layer in layers]),
         _numbers("at turn", layers, lambda layer: layer.variance_at_turn),
         _numbers("scale", layers, lambda layer: layer.scale),
-        Column("variance", [_variance(layer.variance, target) for layer in layers]),
+        Column("variance", [_variance(layer.variance, _target(layer)) for layer in layers]),
+        *_targets(layers),
+        Column("channels", [_channels(layer) for layer in layers]),
         _numbers("std w", layers, lambda layer: layer.weight_std),
     ]
     if verbose or any(layer.status is Status.PLANNED for layer in layers):
         columns.append(_stages(layers))
     if console.is_terminal:
-        columns.append(_bars(layers, target))
+        columns.append(_bars(layers))
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
+    _show_sums({"variance": report}, console)
     console.print(summary(report))
     if verbose and report.device_reason:
         console.print(Text(f"device: {report.device} ({shortened(report.device_reason)})"), soft_wrap=True)
@@ -74,11 +77,12 @@ def show_layers(report: Report, console: Console) -> None:
         Column("dead", [f"{layer.dead:.0%}" if layer.dead is not None else "" for layer in layers]),
     ]
     if console.is_terminal and console.width >= WIDE:
-        columns.append(_bars(layers, 1.0))
+        columns.append(_bars(layers))
     _print(layers, columns, console)
     if any(layer.shared for layer in layers):
         console.print("  * shared by several layers", style="dim")
     _explain(report, console, verbose=False)
+    _show_sums({"variance": report}, console)
     console.print(summary(report))
 
 
@@ -87,14 +91,14 @@ def show_verdict(report: Report, console: Console, *, verbose: bool = False, cou
     if verbose:
         show(report, console, verbose=True)
         return
-    target = _target(report)
     bad = [layer for layer in report.layers if layer.status not in FINE]
-    bad.sort(key=lambda layer: _distance(layer.variance, target), reverse=True)
+    bad.sort(key=lambda layer: _distance(layer.variance, _target(layer)), reverse=True)
     worst = bad[:count]
     if worst:
-        columns = [*_head(worst), Column("variance", [_variance(layer.variance, target) for layer in worst])]
+        variances = Column("variance", [_variance(layer.variance, _target(layer)) for layer in worst])
+        columns = [*_head(worst), variances, *_targets(worst)]
         if console.is_terminal:
-            columns.append(_bars(worst, target))
+            columns.append(_bars(worst))
         _print(worst, [*columns, _statuses(worst)], console)
     if len(bad) > count:
         console.print(f"and {len(bad) - count} more; -v shows all")
@@ -109,12 +113,30 @@ def show_comparison(reports: Mapping[str, Report], console: Console) -> None:
     _print(first.layers, [*_head(first.layers), *deviations], console)
     console.print("\nvariance of the output", style="bold")
     variances = [
-        Column(init, [_variance(layer.variance, _target(report)) for layer in report.layers])
+        Column(init, [_variance(layer.variance, _target(layer)) for layer in report.layers])
         for init, report in reports.items()
     ]
     _print(first.layers, [*_head(first.layers), *variances], console)
     _explain(first, console, verbose=False)
+    _show_sums(reports, console)
     console.print(f"\n{_facts(first)}")
+
+
+def _show_sums(reports: Mapping[str, Report], console: Console) -> None:
+    """The variance of each residual sum, a column for each report."""
+    sums = next(iter(reports.values())).sums
+    if not any(entry.variance is not None for report in reports.values() for entry in report.sums):
+        return
+    console.print("\nvariance of the residual stream at each sum", style="bold")
+    columns = [
+        Column("stream", [str(entry.stream) for entry in sums]),
+        Column("branch", [f"{entry.branch}/{entry.branches}" for entry in sums]),
+        Column("last layer", [entry.layer for entry in sums], left=True, rank=1),
+        *(Column(title, [_number(entry.variance) for entry in report.sums]) for title, report in reports.items()),
+    ]
+    for line in tables.lines([entry.name for entry in sums], columns, console.width, title="sum"):
+        console.print(line, soft_wrap=True)
+    console.print("")
 
 
 def as_csv(report: Report) -> str:
@@ -189,8 +211,14 @@ def _layers(count: int) -> str:
     return _plural(count, "layer")
 
 
-def _target(report: Report) -> float:
-    return float(report.settings.get("target_variance", 1.0))
+def _target(layer: LayerReport) -> float:
+    return 1.0 if layer.target is None else layer.target
+
+
+def _targets(layers: Layers) -> list[Column]:
+    """A column with the layers' targets, if not all layers have the same."""
+    differ = len({layer.target for layer in layers if layer.target is not None}) > 1
+    return [_numbers("target", layers, lambda layer: layer.target)] if differ else []
 
 
 def _print(layers: Layers, columns: Sequence[Column], console: Console) -> None:
@@ -214,8 +242,17 @@ def _stages(layers: Layers) -> Column:
     return Column("stage", ["" if layer.stage is None else str(layer.stage + 1) for layer in layers])
 
 
-def _bars(layers: Layers, target: float) -> Column:
-    return Column("tiny│huge", [_bar(layer.variance, target) for layer in layers], left=True, rank=3)
+def _channels(layer: LayerReport) -> str:
+    """The least and the largest variance of a live channel, where channels were scaled one by one."""
+    found = layer.channels
+    if found is None or found.least_scale is None:
+        return ""
+    ends = dict.fromkeys([_number(found.least_variance), _number(found.most_variance)])
+    return "..".join(ends)
+
+
+def _bars(layers: Layers) -> Column:
+    return Column("tiny│huge", [_bar(layer.variance, _target(layer)) for layer in layers], left=True, rank=3)
 
 
 def _statuses(layers: Layers) -> Column:

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from lsuv_cli.cli import terminal
 from lsuv_cli.cli.wording import flag
-from lsuv_cli.settings import ABOUT, CHECK_TOL, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, COMPARE, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -66,7 +66,8 @@ Inits = Annotated[
     str,
     _option(
         metavar="NAME,...",
-        help="What to compare: lsuv, keep (the model as given), or a --pre-init of lsuv init, unscaled.",
+        help="What to compare: lsuv; lsuv with options, as in lsuv+center, lsuv+channel, lsuv+bounded or "
+        "lsuv+center+channel; keep (the model as given); or a --pre-init of lsuv init, unscaled.",
     ),
 ]
 Plot = Annotated[
@@ -145,6 +146,7 @@ class Offer:
 AllSettings = Annotated[Settings, Offer()]
 LookSettings = Annotated[Settings, Offer(LOOK)]
 ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
+CompareSettings = Annotated[Settings, Offer(COMPARE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]
 
 
@@ -197,7 +199,7 @@ def _settings(annotation: Any) -> Iterator[inspect.Parameter]:
         names, text = [flag(name)], about.help
         if hint is bool and default:
             names = [f"{flag(name)}/{flag(name, on=False)}"]
-        elif hint == tuple[str, ...]:
+        elif about.repeatable:
             hint, default, text = list[str] | None, None, f"{text.removesuffix('.')}; repeatable."
         elif about.text_too:
             hint, default = str | None, None

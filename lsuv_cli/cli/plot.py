@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lsuv_cli import outputs
 from lsuv_cli.cli.terminal import printable
@@ -48,7 +49,7 @@ def of_comparison(reports: Mapping[str, Report]) -> Series:
     return {name: [layer.variance for layer in report.layers] for name, report in reports.items()}
 
 
-def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol: float, title: str) -> None:
+def draw(names: Sequence[str], series: Series, to: Target, *, targets: Sequence[float], tol: float, title: str) -> None:
     """Write the plot. Up to MOST_NAMES layers are named; more are numbered. A cross at the edge: 0 below, Inf above."""
     import matplotlib
 
@@ -75,7 +76,7 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
                 transform=edge,
                 label="0, or not finite",
             )
-    axes.axhspan(target * (1 - tol), target * (1 + tol), color="0.85", zorder=0, label=f"target {target:g} ± {tol:g}")
+    _band(axes, targets or [1.0], tol)
     axes.set_yscale("log")
     axes.set_ylabel("variance of the output")
     axes.set_title(_short(title, 80), fontsize=10)
@@ -93,6 +94,18 @@ def draw(names: Sequence[str], series: Series, to: Target, *, target: float, tol
             to.deliver(path)
     finally:
         pyplot.close(figure)
+
+
+def _band(axes: Any, targets: Sequence[float], tol: float) -> None:
+    """target·(1 ± tol) in grey: one band, or a step for each layer where targets differ."""
+    if len(set(targets)) == 1:
+        low, high = targets[0] * (1 - tol), targets[0] * (1 + tol)
+        axes.axhspan(low, high, color="0.85", zorder=0, label=f"target {targets[0]:g} ± {tol:g}")
+        return
+    edges = [k + 0.5 for k in range(len(targets) + 1)]
+    steps = [*targets, targets[-1]]
+    low_steps, high_steps = ([t * factor for t in steps] for factor in (1 - tol, 1 + tol))
+    axes.fill_between(edges, low_steps, high_steps, step="post", color="0.85", zorder=0, label=f"target ± {tol:g}")
 
 
 def _short(name: str, most: int = 24) -> str:

@@ -33,8 +33,8 @@ class Column:
         return max(cell_len(self.title), *(_length(cell) for cell in self.cells), 0)
 
 
-def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterator[Text]:
-    """The lines of a table whose first column holds the layers' names. Columns that say nothing are left out.
+def lines(names: Sequence[str], columns: Sequence[Column], width: int, title: str = "layer") -> Iterator[Text]:
+    """The lines of a table whose first column holds names, of layers mostly. Columns that say nothing are left out.
 
     A column of better names takes their place where there is no room for both.
     """
@@ -54,7 +54,7 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int) -> Iterat
         else:
             break
     room = max(min(room, longest), 5)
-    yield _line(set_cell_size("layer", room), [(column.title, column) for column in used], gap, "bold")
+    yield _line(set_cell_size(title, room), [(column.title, column) for column in used], gap, "bold")
     head = _head(names, room)
     for k, name in enumerate(names):
         yield _line(elided(name, room, head), [(column.cells[k], column) for column in used], gap)

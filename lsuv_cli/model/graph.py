@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,13 +20,25 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model.flatten import STANDARD_DOMAINS, Place, flatten, inner_graphs, label, outer_reads
+from lsuv_cli.model.flatten import (
+    STANDARD_DOMAINS,
+    Place,
+    flatten,
+    free_name,
+    inner_graphs,
+    label,
+    nodes_inside,
+    outer_reads,
+)
 from lsuv_cli.model.random_ops import is_random
 
 Array = NDArray[Any]
 
 OLDEST_OPSET = 7
 NEW_OPSET = 18  # for a model that has only operators of other domains
+# Einsum's equation: terms of letters, each with at most one ellipsis, and perhaps a term for the result.
+_TERM = r"[a-zA-Z ]*(?:\.\.\.[a-zA-Z ]*)?"
+EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 LARGEST_CONSTANT = 1 << 30  # elements of any value in a constant expression; a damaged model can ask for any size
 
 
@@ -141,6 +154,8 @@ class Graph:
 def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] | None = None) -> Graph:
     """Make the working copy of a model. `branches`: which branch an If takes, by its first output."""
     flat = flatten(model, branches or {})
+    if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in model.opset_import):
+        flat.nodes = [_modern(node, flat.tensors) if is_standard(node) else node for node in flat.nodes]
     inputs = {i.name: i for i in model.graph.input if i.name not in flat.tensors and i.name not in flat.sparse}
     captured_by = {id(node): tuple(sorted(set(captures(node)))) for node in flat.nodes if inner_graphs(node)}
     available = {*inputs, *flat.tensors, *flat.sparse}
@@ -151,6 +166,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
     constant = {*flat.tensors, *flat.sparse}
     random: set[str] = set()
     for k, node in enumerate(ordered):
+        _check_equation(node)
         names = [*(n for n in node.input if n), *captured.get(k, ())]
         for name in dict.fromkeys(names):
             readers[name].append(k)
@@ -193,6 +209,34 @@ def is_standard(node: NodeProto) -> bool:
     return node.domain in STANDARD_DOMAINS
 
 
+def _modern(node: NodeProto, tensors: dict[str, TensorProto]) -> NodeProto:
+    """A node of an operator set below 7 as opset 7 writes it, where onnxruntime runs the old form; else the node.
+
+    Reshape's shape was an attribute before opset 5, and two attributes without a meaning today are gone.
+    """
+    copied = NodeProto()
+    copied.CopyFrom(node)
+    del copied.attribute[:]
+    copied.attribute.extend(held for held in node.attribute if held.name not in {"consumed_inputs", "is_test"})
+    shape = attribute(node, "shape") if node.op_type == "Reshape" and len(node.input) == 1 else None
+    if shape is not None:
+        name = free_name(f"{node.output[0]}/shape", tensors)
+        tensors[name] = helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
+        del copied.attribute[:]
+        copied.input.append(name)
+    return copied if copied != node else node
+
+
+def _check_equation(node: NodeProto) -> None:
+    """Refuse an Einsum whose equation is none: onnx's shape inference never ends for some of them."""
+    for inner in (node, *nodes_inside(node)):
+        if inner.op_type == "Einsum" and is_standard(inner):
+            equation = attribute(inner, "equation", "")
+            if not EQUATION.fullmatch(equation if isinstance(equation, str) else ""):
+                shown = str(equation)[:60]
+                raise ModelError(f"node {label(inner)!r} (Einsum) has the equation {shown!r}, which is no equation")
+
+
 def captures(node: NodeProto) -> Iterator[str]:
     """The outer values that a node's inner graphs read."""
     for inner in inner_graphs(node):
@@ -203,7 +247,8 @@ def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
     """The operator sets of the working copy: the model's own, with ONNX's operator set raised to at least opset 7.
 
     Probes need Add and Mul, which opset 7 changed and which onnxruntime runs from opset 7 on only. An older model
-    loses nothing: onnxruntime runs an operator of an older opset only if opset 7 left it unchanged.
+    loses nothing: onnxruntime runs an operator of an older opset only if opset 7 left it unchanged, but for what
+    `_modern` rewrites.
     """
     version = next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), NEW_OPSET)
     others = (o for o in model.opset_import if o.domain not in STANDARD_DOMAINS)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.matrices import MatrixForm
 from lsuv_cli.model.modules import Modules
 from lsuv_cli.model.views import Shape
+from lsuv_cli.target_variances import TargetVariances, matches
 
 Array = NDArray[Any]
 
@@ -60,6 +60,7 @@ class LayerBias:
     shape: tuple[int, ...] | None = None  # in which the bias can be added to the output
     constant: bool = True
     kept: bool = False  # not zeroed: the layer becomes y = s·W·x + bias
+    centred: bool = False  # -s times the mean of each channel of W·x, once that is measured
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Layer:
     activation: str = ""  # inside a fused operator
     notes: tuple[str, ...] = ()
     module: str = ""  # path of the PyTorch module, if the file tells
+    target: float = 1.0  # the variance that its output is to have
+    by_channel: bool = False  # each channel of its output has a scale of its own
     norm_factor: float | None = None  # c, where its only reader is a BatchNormalization that reduces to y = c·x
 
     @property
@@ -86,6 +89,15 @@ class Layer:
     @property
     def keeps_bias(self) -> bool:
         return self.bias is not None and self.bias.kept
+
+    @property
+    def is_centred(self) -> bool:
+        return self.bias is not None and self.bias.centred
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nodes behind the layer need its true output: s·y with one s pending says not enough."""
+        return self.keeps_bias or self.is_centred or self.by_channel or not self.is_linear
 
     @property
     def is_linear(self) -> bool:
@@ -139,12 +151,8 @@ def find(graph: Graph) -> LayerSet:
 def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> LayerSet:
     """Move layers that `include` does not match, or that `exclude` matches, to the skipped ones."""
     both: list[Layer | Recurrent] = [*layer_set.layers, *layer_set.recurrent]
-    names = [item.module or item.name for item in both]
-    for option, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns:
-            if not any(_matches(item, pattern) for item in [*both, *layer_set.skipped]):
-                known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-                raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
+    check_patterns(layer_set, "include", include)
+    check_patterns(layer_set, "exclude", exclude)
 
     def unwanted(item: Layer | Recurrent) -> str:
         if include and not any(_matches(item, p) for p in include):
@@ -165,9 +173,25 @@ def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) 
     )
 
 
+def check_patterns(layer_set: LayerSet, option: str, patterns: Iterable[str]) -> None:
+    """Refuse a user's pattern that matches no node that looks like a layer."""
+    both: list[Layer | Recurrent] = [*layer_set.layers, *layer_set.recurrent]
+    for pattern in patterns:
+        if not any(_matches(item, pattern) for item in [*both, *layer_set.skipped]):
+            names = [item.module or item.name for item in both]
+            known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise LsuvError(f"`{option}` {pattern!r} matches no layer; the layers are {known or 'none'}")
+
+
+def with_targets(layer_set: LayerSet, wanted: TargetVariances) -> LayerSet:
+    """The layers with their target variances."""
+    check_patterns(layer_set, "target_variance", wanted.globs)
+    layers = tuple(replace(layer, target=wanted.of(layer.name, layer.module)) for layer in layer_set.layers)
+    return replace(layer_set, layers=layers)
+
+
 def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
-    """Whether a user's pattern matches a layer's name or its module's path."""
-    return fnmatchcase(item.name, pattern) or (bool(item.module) and fnmatchcase(item.module, pattern))
+    return matches(pattern, item.name, item.module)
 
 
 def leave(layer_set: LayerSet, reasons: Mapping[str, str]) -> LayerSet:
@@ -287,7 +311,7 @@ class _LayerFinder:
             notes.append("weight folded into one tensor")
         if weight.dropped:
             notes.append("its weight is dropped at random")
-        module = self.modules.of(node)
+        module = self.modules.of(node, weight.base)
         return Layer(k, self.name(node), op, weight, position, form, output, bias, activation, tuple(notes), module)
 
     def _chooser(self, name: str) -> str:

@@ -4,8 +4,8 @@
 2. dynamo=False: the node's name is a path of scopes, `/layer1/layer1.0/conv1/Conv`. A module's scope is the last part
    of its path that is not a number, with the numbers behind it, so a container's child repeats the container's name.
    A container that is never called has no scope, and the second call of `h` has the scope `h_1`. The node's module is
-   the shortest path with these scopes among the prefixes of stored tensors' names; if there is none, or several are
-   shortest, it is the path that the scopes spell out.
+   the shortest path with these scopes among the prefixes of stored tensors' names; of several shortest paths, the one
+   that the node's weight is named after; if there is none, the path that the scopes spell out.
 """
 
 from __future__ import annotations
@@ -31,31 +31,38 @@ class Modules:
 
     def __init__(self, graph: Graph) -> None:
         self.known = frozenset(_prefixes(parameters(graph)))
-        self._found: dict[Path, str] = {}
+        self._found: dict[tuple[Path, Path], str] = {}
 
-    def of(self, node: NodeProto) -> str:
-        """The path of the module that a node belongs to, such as encoder.layers.0.fc; empty if nothing tells."""
+    def of(self, node: NodeProto, weight: str = "") -> str:
+        """The path of the module that a node belongs to, such as encoder.layers.0.fc; empty if nothing tells.
+
+        `weight` is the name of the stored tensor that the node multiplies with.
+        """
         for entry in node.metadata_props:
             if entry.key == SCOPES:
                 return _from_metadata(entry.value)
         if not node.name.startswith("/"):
             return ""
         scopes = tuple(part for part in node.name.split("/") if part)[:-1]
-        if scopes not in self._found:
-            self._found[scopes] = self._from_scopes(scopes)
-        return self._found[scopes]
+        owner = tuple(weight.split(".")[:-1])
+        if (scopes, owner) not in self._found:
+            self._found[scopes, owner] = self._from_scopes(scopes, owner)
+        return self._found[scopes, owner]
 
     def is_known(self, module: str) -> bool:
         """Whether a stored tensor's name begins with a module's path."""
         return tuple(module.split(".")) in self.known
 
-    def _from_scopes(self, scopes: Path) -> str:
+    def _from_scopes(self, scopes: Path, owner: Path) -> str:
         if not scopes:
             return ""
         for tried in dict.fromkeys((scopes, tuple(AGAIN.sub("", scope) for scope in scopes))):
-            ranked = sorted((len(path), path) for path in self.known if _fits(tried, path))
-            if ranked and (len(ranked) == 1 or ranked[0][0] < ranked[1][0]):
-                return ".".join(ranked[0][1])
+            fitting = [path for path in self.known if _fits(tried, path)]
+            shortest = [path for path in fitting if len(path) == min(map(len, fitting))]
+            if len(shortest) == 1:
+                return ".".join(shortest[0])
+            if owner in shortest:
+                return ".".join(owner)
         return spelled_out(scopes)
 
 

@@ -1,8 +1,8 @@
-"""The model made ready: every layer owns its weight tensor, and biases and statistics are zeroed, reset or kept.
+"""The model made ready: every layer owns its weight tensor, and biases and statistics are settled.
 
 1. Look: the working copy of the model as given, and its layers (`look`).
-2. Decide, on that one look: which weights are folded, copied or left alone; which biases are zeroed; which statistics
-   of BatchNormalization are reset.
+2. Decide, on that one look: which weights are folded, copied or left alone; what becomes of biases (biases.py); which
+   statistics of BatchNormalization are reset.
 3. Edit: apply all decisions together, in place, to the draft's model.
 4. Look again: the layers of the edited model hold what was decided (`layer.bias.kept`, `layer.norm_factor`).
 """
@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model import batch_norm, editor, layers, ownership
+from lsuv_cli.model import batch_norm, biases, channels, editor, layers, ownership
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.editor import Edit
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
-from lsuv_cli.model.layers import Layer, LayerSet
-from lsuv_cli.model.ownership import Spot
-from lsuv_cli.settings import Bias, PreInit, Settings, Tied
+from lsuv_cli.model.layers import LayerSet
+from lsuv_cli.settings import Bias, PreInit, Scale, Settings, Tied
 
 Array = NDArray[Any]
 
@@ -78,57 +77,34 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
             f"{shared} weight{'s are' if shared > 1 else ' is'} shared by several layers; if an exporter merged "
             "equal tensors, `tied='untie'` gives each layer its own"
         )
-    bias_edits, kept = _settle_biases(given.graph, settled, settings)
+    decided = biases.settle(given.graph, settled, settings.bias, settings.tied)
     norm_edits, norm_warnings = _settle_norms(given.graph, settled, settings)
     warnings += norm_warnings
-    editor.apply([*owned.edits, *bias_edits, *norm_edits], given.graph, draft)
+    editor.apply([*owned.edits, *decided.edits, *norm_edits], given.graph, draft)
 
     edited = look(draft, branches)
+    edited = replace(edited, layers=layers.with_targets(edited.layers, settings.target_variance))
     remaining = layers.choose(edited.layers, settings.include, settings.exclude)
-    remaining = _with_kept_biases(layers.leave(remaining, owned.left_alone), kept)
-    every = _with_kept_biases(edited.layers, kept)
+    remaining = biases.marked(layers.leave(remaining, owned.left_alone), decided)
+    every = biases.marked(edited.layers, decided)
     warnings += batch_norm.training_mode(edited.graph)
-    return Prepared(edited.graph, remaining, every, owned.notes, tuple(warnings))
+    if settings.bias is Bias.CENTER and not decided.centred:
+        warnings.append("no layer was centred: none has a bias of its own that can take away its mean")
+    notes = _together(owned.notes, decided.notes)
+    if settings.scale is Scale.CHANNEL:
+        remaining, whole = channels.marked(remaining)
+        notes = _together(notes, whole)
+    return Prepared(edited.graph, remaining, every, notes, tuple(warnings))
+
+
+def _together(*several: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The notes of all layers."""
+    names = dict.fromkeys(name for notes in several for name in notes)
+    return {name: [note for notes in several for note in notes.get(name, ())] for name in names}
 
 
 def _shared(settled: LayerSet) -> int:
     return sum(len(users) > 1 for users in layers.by_tensor(settled.layers).values())
-
-
-def _with_kept_biases(layer_set: LayerSet, kept: frozenset[str]) -> LayerSet:
-    """Mark kept biases. With a kept bias b, c·(s·W·x + b) is no multiple of W·x, so the layer has no norm factor."""
-
-    def marked(layer: Layer) -> Layer:
-        if layer.bias is None or layer.output not in kept:
-            return layer
-        return replace(layer, bias=replace(layer.bias, kept=True), norm_factor=None)
-
-    return replace(layer_set, layers=tuple(marked(layer) for layer in layer_set.layers))
-
-
-def _settle_biases(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], frozenset[str]]:
-    """The edits that zero biases, and the outputs of the layers whose bias stays and may be nonzero."""
-    kept: set[str] = set()
-    wanted: dict[Spot, float] = {}
-    values: dict[str, Array] = {}
-    for layer in settled.layers:
-        if layer.bias is None:
-            continue
-        value = graph.known(layer.bias.value) if layer.bias.constant else None
-        if value is None or (settings.bias is Bias.KEEP and np.any(value)):
-            kept.add(layer.output)
-        elif np.any(value):
-            wanted[_spot(layer)] = 0.0
-            values[layer.bias.value] = value
-    edits, impossible = ownership.overwrite(graph, wanted, values)
-    kept |= {layer.output for layer in settled.layers if layer.bias and _spot(layer) in impossible}
-    return edits, frozenset(kept)
-
-
-def _spot(layer: Layer) -> Spot:
-    """The node and the input position at which a layer's bias is read."""
-    assert layer.bias is not None
-    return (layer.bias.node if layer.bias.node >= 0 else layer.node, layer.bias.position)
 
 
 def _settle_norms(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[list[Edit], list[str]]:

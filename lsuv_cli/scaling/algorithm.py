@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lsuv_cli.model import channels
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
@@ -25,14 +26,16 @@ from lsuv_cli.report import Status
 from lsuv_cli.scaling import precision
 from lsuv_cli.scaling.moments import Moments, pooled
 from lsuv_cli.scaling.precision import Retype
+from lsuv_cli.scaling.residuals import Streams
 from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
 from lsuv_cli.scaling.runtime import Session
-from lsuv_cli.scaling.solve import solve
+from lsuv_cli.scaling.solve import Solution, solve, solve_channels, without_means
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
 from lsuv_cli.scaling.translation import Unsupported
 from lsuv_cli.scaling.trials import Trials, Turn
+from lsuv_cli.scaling.written_weights import Array, Writer
 from lsuv_cli.settings import PreInit, Settings
 
 WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is the last one
@@ -88,7 +91,10 @@ class _Trial:
         self.pre_init, self.settings = state.pre_init, state.settings
         self.runner = Runner(self.graph, self.plan, needs, retype)
         self.assembler = Assembler(self.graph, self.plan, needs.accuracy, retype)
-        self.scales: dict[str, float] = {}  # layer output -> s: readers should see s times the output that was run
+        self.writer = Writer(draft, self.graph, self.pre_init is PreInit.KEEP)
+        # Layer output -> s, or s for each channel: readers should see s times the output that was run.
+        self.scales: dict[str, float | Array] = {}
+        self.streams = Streams()
         self.turns: dict[str, Turn] = {}
 
     def run(self) -> dict[str, Turn]:
@@ -120,7 +126,8 @@ class _Trial:
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
             found = self.runner.run(index, Session(model, self.runner.needs.device))
-            measured = dict(zip([x.output for x in stage.layers], found, strict=True))
+            sums = [self.plan.sums[x.output].output for x in stage.layers if x.output in self.plan.sums]
+            measured = dict(zip([*(x.output for x in stage.layers), *sums], found, strict=True))
             doubtful = {output for output, moments in measured.items() if not moments.trusted} - exact
             if not doubtful:
                 return measured
@@ -129,36 +136,43 @@ class _Trial:
     def _scale(self, users: Sequence[Layer], running: RunningWeight, measured: Mapping[str, Moments]) -> None:
         """W_L = s·W_L for the layers that share one weight, with s from the pooled moments of their outputs."""
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
-        weight = users[0].weight
-        scale, status = self._solve(users, running, pooled(outputs))
-        # The scaled weight must be finite in the type it is stored in, and in the type of a Cast behind it.
-        types = dict.fromkeys([weight.dtype, *(x.weight.cast for x in users if x.weight.cast)])
-        if status is Status.OK and not all(running.fits(scale, kind) for kind in types):
-            status = Status.OVERFLOW
-        undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), 1.0)
-        if status is not Status.OK:
-            scale = 1.0 / running.factor / (undone if self.pre_init is PreInit.KEEP else 1.0)
-        # A kept weight that cannot be scaled is not stored again, so that it keeps its bits.
-        wanted = status is Status.OK or self.pre_init is not PreInit.KEEP or undone != 1.0
-        effective = scale
-        if wanted and running.fits(scale, weight.dtype):
-            array, effective = running.stored(scale, types)
-            self.draft.store(self.graph.tensors[weight.base], array)
+        target = self._target(users[0], outputs[0], measured)
+        users = [replace(layer, target=target) for layer in users]
+        live = [y for x, y in zip(users, outputs, strict=True) if x.output not in self.state.dead]
+        solution = self._solve(users[0], running, live)
+        undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), None)
+        written = self.writer.write(users, running, solution, outputs, undone)
         for layer, moments in zip(users, outputs, strict=True):
-            self.scales[layer.output] = effective * (layer.norm_factor or 1.0)
+            self.scales[layer.output] = written.factor(layer)
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
-            self.turns[layer.output] = Turn(variance, scale * running.factor, status)
+            turn = Turn.of(layer, variance, written.solution, running.factor)
+            is_dead = layer.output in self.state.dead
+            self.turns[layer.output] = replace(turn, status=Status.DEAD) if is_dead else turn
 
-    def _solve(self, users: Sequence[Layer], running: RunningWeight, y: Moments) -> tuple[float, Status]:
-        """The scale of a weight: from the moments of its layers' outputs, unless the last verification decided it."""
-        if any(x.output in self.state.dead for x in users):
-            return 1.0, Status.DEAD
-        base = users[0].weight.base
-        if base in self.state.feedback:
-            return self.state.feedback[base] / running.factor, Status.OK
-        return solve(y, self.settings.target_variance)
+    def _target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments]) -> float:
+        """A layer's target: its own, or the one that bounds the residual stream it adds to."""
+        if layer.output not in self.plan.sums:
+            return layer.target
+        place, joint = self.plan.sums[layer.output], layer.output in self.plan.joint
+        found = measured[place.output]
+        if joint:
+            found = found.times(self._pending_factor(layer) * (layer.norm_factor or 1.0))
+        return self.streams.target(place, layer.target, y, found, joint)
+
+    def _solve(self, layer: Layer, running: RunningWeight, live: Sequence[Moments]) -> Solution:
+        """The scale of a weight: from the moments of its live layers' outputs, unless verification decided it."""
+        if not live:
+            return Solution(status=Status.DEAD)
+        if layer.weight.base in self.state.feedback:
+            return Solution(self.state.feedback[layer.weight.base] / running.factor)
+        y = pooled(live)
+        if layer.is_centred and y.finite:
+            y = without_means(y)
+        if layer.by_channel:
+            return solve_channels(y, layer.target, channels.lengths(layer, running.array), 1.0 / running.factor)
+        return Solution(*solve(y, layer.target))
 
     def _pending_factor(self, layer: Layer) -> float:
         """The product of the scales that were pending on a layer's input when it was measured."""
-        return math.prod(self.scales[name] for name in self.plan.chain[layer.output])
+        return math.prod(float(self.scales[name]) for name in self.plan.chain[layer.output])

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.model.channels import Channels
+from lsuv_cli.scaling.moments import ChannelMoments, Moments
 
 Array = NDArray[Any]
 
@@ -71,6 +72,7 @@ class Gauge:
     accuracy: float = 1e-3  # the relative error that the variance may have
     equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
     units: Units | None = None  # the units whose largest values are fetched, to find dead ones
+    channels: Channels | None = None  # the channels to be measured one by one, always in double
     careful: bool = False  # reduce in double whatever the sounding says, because float32 was not accurate enough
 
     @property
@@ -83,6 +85,10 @@ class Gauge:
     def group(self) -> tuple[int, ...] | None:
         """The axes of a group; None for a scalar."""
         shape = self.sounding.shape
+        if self.channels is not None and shape:
+            # With the channels on the last axis the value is a table, a column for each channel.
+            axis = self.channels.axis
+            return (0,) if axis == -1 else tuple(range(len(shape) + axis + 1, len(shape)))
         if len(shape) > 2 and self.is_plane and 0 < math.prod(shape[2:]) <= LARGEST_GROUP:
             return tuple(range(2, len(shape)))
         return (len(shape) - 1,) if shape else None
@@ -92,7 +98,7 @@ class Gauge:
         shape, axes = self.sounding.shape, self.group
         size = math.prod(shape[axis] for axis in axes) if axes else 1
         in_range = SMALLEST < self.sounding.largest < LARGEST
-        return self.careful or size > LARGEST_GROUP or not in_range
+        return self.careful or self.channels is not None or size > LARGEST_GROUP or not in_range
 
     @property
     def fetches(self) -> tuple[str, ...]:
@@ -122,6 +128,7 @@ class GaugeMeter:
     d2: float = 0.0
     per_group: float = 1.0
     most: Array = field(default_factory=lambda: np.array(-math.inf))
+    by_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and d²
 
     def add(self, fetched: Sequence[Array]) -> None:
         named = dict(zip(self.gauge.fetches, fetched, strict=True))
@@ -137,6 +144,9 @@ class GaugeMeter:
         with np.errstate(over="ignore", invalid="ignore"):
             self.d += self.per_group * float(d.sum())
             self.d2 += self.per_group * float(d2.sum())
+            if self.gauge.channels is not None:
+                columns = (part.reshape(-1, self.gauge.channels.count).sum(axis=0) for part in (d, d2))
+                self.by_channel = self.by_channel + self.per_group * np.stack(list(columns))
         self.count += self.per_group * d.size
         if self.gauge.units:
             self.most = np.maximum(self.most, np.asarray(named[f"{self.gauge.name}.most"], np.float64).ravel())
@@ -156,7 +166,16 @@ class GaugeMeter:
         if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
             variance = 0.0
         count = round(self.count)
-        return Moments(mean, variance / gauge.divisor**2, count=count, trusted=trusted, dead=dead)
+        whole = Moments(mean, variance / gauge.divisor**2, count=count, trusted=trusted, dead=dead)
+        return whole if gauge.channels is None else replace(whole, channels=self._of_channels(gauge.channels))
+
+    def _of_channels(self, channels: Channels) -> ChannelMoments:
+        """E[y_c] = m + E[d_c] and Var(y_c) = E[d_c²] - E[d_c]² of each channel."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            offset, square = self.by_channel / (self.count / channels.count)
+            mean = (self.gauge.shift + offset) / self.gauge.divisor
+            variance = np.maximum(square - offset**2, 0.0) / self.gauge.divisor**2
+        return ChannelMoments(mean, variance, *np.zeros((3, channels.count)))
 
 
 class _GaugeNodes:
@@ -170,7 +189,9 @@ class _GaugeNodes:
             self.node("Size", [gauge.value], "count")
         wanted = TensorProto.DOUBLE if gauge.in_double else TensorProto.FLOAT
         y = gauge.value if self.element_type == wanted else self.node("Cast", [gauge.value], "cast", to=wanted)
-        if gauge.group is None:
+        if gauge.channels is not None and gauge.channels.axis == -1:
+            y = self.reshaped(y, "table_of_channels", [-1, gauge.channels.count])
+        elif gauge.group is None:
             y = self.reshaped(y, "row", [1, -1])
         if gauge.shift:
             shift = helper.make_tensor("m", wanted, [], [gauge.shift])

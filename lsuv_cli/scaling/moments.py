@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 
 EPSILON = float(np.finfo(np.float32).eps)
 LARGEST_GROUP = 4096
@@ -68,6 +69,17 @@ class Probe:
         return f"{self.prefix}{kind}/{self.value}"
 
 
+@dataclass(frozen=True, eq=False)
+class ChannelMoments:
+    """Mean and variance of each channel of y; of b, and their covariance, where a bias b is kept."""
+
+    mean: Floats
+    variance: Floats
+    bias_mean: Floats
+    bias_variance: Floats
+    covariance: Floats
+
+
 @dataclass(frozen=True)
 class Moments:
     """Mean and variance of y over all data; Var(b) and Cov(y, b) where a bias b is kept."""
@@ -80,7 +92,9 @@ class Moments:
     trusted: bool = True
     dead: float | None = None  # fraction of the units that are never above zero, if asked for
     noise: bool = False  # the output is nothing but rounding
+    begins: bool = False  # the noise begins at this layer, and not at one in front of it
     disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs
+    channels: ChannelMoments | None = None  # where channels are measured one by one
 
     @property
     def finite(self) -> bool:
@@ -90,7 +104,8 @@ class Moments:
         """The moments of factor·y."""
         if factor == 1.0:
             return self
-        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2)
+        product = self.covariance * factor
+        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2, covariance=product)
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:
@@ -103,7 +118,30 @@ def pooled(parts: Sequence[Moments]) -> Moments:
     def average(name: str) -> float:
         return math.fsum(w * getattr(part, name) for w, part in zip(ratios, parts, strict=True))
 
-    return Moments(average("mean"), average("variance"), average("bias_variance"), average("covariance"), count)
+    by_channel = [part.channels for part in parts if part.channels is not None]
+    if len(by_channel) == len(parts):
+        names = [each.name for each in fields(ChannelMoments)]
+        sums = {k: sum(w * getattr(c, k) for w, c in zip(ratios, by_channel, strict=True)) for k in names}
+        channels = ChannelMoments(**sums)
+    else:
+        channels = None
+    means = average("mean"), average("variance"), average("bias_variance"), average("covariance")
+    return Moments(*means, count, channels=channels)
+
+
+def of_channels(channels: ChannelMoments, count: int) -> Moments:
+    """The moments of a whole from those of its channels: E[y] = E[E[y_c]], Var(y) = E[Var(y_c)] + Var(E[y_c])."""
+    c = channels
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, bias = float(c.mean.mean()), float(c.bias_mean.mean())
+        return Moments(
+            mean,
+            float(c.variance.mean() + c.mean.var()),
+            float(c.bias_variance.mean() + c.bias_mean.var()),
+            float(c.covariance.mean() + ((c.mean - mean) * (c.bias_mean - bias)).mean()),
+            count,
+            channels=channels,
+        )
 
 
 @dataclass

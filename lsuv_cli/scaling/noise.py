@@ -34,20 +34,20 @@ LEAST_CORRELATION = 0.98  # between an output and its nudged version; noise has 
 LARGEST_CHANGE = 1.4  # of an output's standard deviation by a nudge in float32; noise may change more
 
 
-def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> set[str]:
-    """The outputs of layers that are nothing but rounding."""
+def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> dict[str, bool]:
+    """The outputs of layers that are nothing but rounding -> whether the noise begins there."""
     layers = {layer.output: layer for layer in pieces.layers}
     suspicious = {name for name, found in moments.items() if _has_tiny_input(pieces, layers[name], found)}
     if not suspicious:
-        return set()
+        return {}
     unstable = _unstable(pieces, needs)
-    noise: set[str] = set()
+    noise: dict[str, bool] = {}
     tainted: set[str] = set()  # values behind noise
     for k, node in enumerate(pieces.graph.nodes):
         behind = not tainted.isdisjoint(pieces.graph.reads(k))
         for name in node.output:
             if name in unstable and (name in suspicious or behind):
-                noise.add(name)
+                noise[name] = name in suspicious
             if name in noise or (behind and name not in layers):
                 tainted.add(name)
     return noise
@@ -56,6 +56,8 @@ def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> set[str
 def _has_tiny_input(pieces: Pieces, layer: Layer, moments: Moments) -> bool:
     """Whether a layer's input, about sd(output) / sqrt(E[w²]·fan_in), is below SUSPICIOUS_INPUT."""
     if layer.weight.place == "folded" or not moments.finite or moments.variance <= 0.0:
+        return False
+    if layer.activation:  # which may saturate: a tiny variance tells nothing about the input
         return False
     _, square = weights.mean_and_square(pieces.graph.array(layer.weight.base))
     gain = math.sqrt(square * layer.form.fan_in) if math.isfinite(square) else 0.0

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli.model import channels
 from lsuv_cli.model.constants import Weight, numpy_type
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
@@ -51,6 +52,12 @@ class RunningWeight:
             running = self.array.astype(np.float64).ravel()
             return array, float(running @ read.astype(np.float64).ravel() / (running @ running))
         return _scaled(self.array, scale).astype(numpy_type(own), copy=False), scale
+
+    def times(self, layer: Layer, ratios: Array | None) -> RunningWeight:
+        """The weight with the row of each channel multiplied by a number."""
+        if ratios is None:
+            return self
+        return RunningWeight(self.array * channels.spread(layer, ratios).astype(self.array.dtype), self.factor)
 
     def fits(self, scale: float, dtype: str) -> bool:
         """Whether scale·W is finite in a type; its smallest and largest entries decide."""

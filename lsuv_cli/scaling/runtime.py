@@ -1,7 +1,7 @@
 """Sessions of onnxruntime, and the values that go in and out of them. With providers.py, its only importer.
 
-Values go in and out by IOBinding, as OrtValues on the host. A device with memory of its own copies what it reads and
-what it made; nothing stays there between two runs. So all devices run the same code.
+Values go in and out as OrtValues on the host. A device with memory of its own copies what it reads and what it made; it
+keeps nothing between two sessions. So all devices run the same code.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ def refusal(model: str | bytes) -> str:
     return ""
 
 
-def run_unoptimized(model: str | bytes, batch: Mapping[str, Array], threads: int) -> dict[str, Array]:
-    """Open a model as it is and run it without optimizers. Returns those of its outputs that are tensors.
+def run_whole(
+    model: str | bytes, batch: Mapping[str, Array], threads: int, *, optimized: bool = False
+) -> dict[str, Array]:
+    """Open a model as it is and run it, as a rule without optimizers. Returns those of its outputs that are tensors.
 
     `Unsupported` if the CPU has no kernel for one of its operators; a model that onnxruntime refuses is an error.
     """
-    options = _options(optimized=False)
+    options = _options(optimized=optimized)
     options.intra_op_num_threads = threads
     with translated("onnxruntime does not take the model"):
         session = ort.InferenceSession(model, options, providers=[CPU])
@@ -146,16 +148,11 @@ class Session:
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
         """Run one batch: the values for later stages, on the host, and the fetched outputs of each probe."""
+        feeds = {name: values[value] for value, name in self.model.feeds.items()}
         with translated(device=self.device):
-            binding = self._session.io_binding()
-            for value, name in self.model.feeds.items():
-                binding.bind_ortvalue_input(name, values[value])
-            for name in (*self.model.fetches, *self._probed):
-                binding.bind_output(name, "cpu")
-            self._session.run_with_iobinding(binding)
-            fetched = binding.get_outputs()
-            # An output that waits keeps its binding alive, and with it every input that is still bound.
-            binding.clear_binding_inputs()
+            # Not by IOBinding: an output that it gives keeps the binding alive, with every input, and with the session
+            # and all the memory that the session took on the device.
+            fetched = self._session.run_with_ort_values([*self.model.fetches, *self._probed], feeds)
             kept = dict(zip(self.model.fetches, fetched, strict=False))
             numbers = iter(fetched[len(self.model.fetches) :])
             return kept, [[next(numbers).numpy() for _ in probe.fetches] for probe in self.model.probes]

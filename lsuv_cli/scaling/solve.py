@@ -1,11 +1,37 @@
-"""The scale of a layer, in closed form: Var(s·y + b) = s²·Var(y) + 2s·Cov(y, b) + Var(b) = target."""
+"""The scale of a layer in closed form, one for the whole layer or one for each channel.
+
+    layer:           Var(s·y + b) = s²·Var(y) + 2s·Cov(y, b) + Var(b) = target
+    channel:         the same for each channel c: s_c from Var(y_c), Cov(y_c, b_c), Var(b_c)
+    centred layer:   b_c = -s·E[y_c], so that Var(s·y + b) = s²·E_c[Var(y_c)] = target
+    centred channel: b_c = -s_c·E[y_c], s_c² = target / Var(y_c)
+
+"Channel" is Krähenbühl's (data-dependent initializations, 2016) and weight normalization's (Salimans and Kingma, 2016),
+"centred" also that of fastai's LSUV and of ActNorm.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lsuv_cli.report import Status
-from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.moments import ChannelMoments, Floats, Moments, of_channels
+
+# A channel with a smaller ratio of its variance to what a row of its length may give is dead: only rounding is left.
+LEAST_VARIANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a weight is multiplied by: s, or s·r_c for channel c, with the mean square of r_c over live channels 1."""
+
+    scale: float = 1.0
+    status: Status = Status.OK
+    ratios: Floats | None = None  # r_c
+    dead: NDArray[np.bool_] | None = None  # channels that are constant: their rows are not scaled
 
 
 def solve(y: Moments, target: float) -> tuple[float, Status]:
@@ -32,3 +58,39 @@ def solve(y: Moments, target: float) -> tuple[float, Status]:
     if scale <= 0.0:
         return 1.0, Status.UNREACHABLE
     return scale, Status.OK
+
+
+def without_means(y: Moments) -> Moments:
+    """The moments of y_c - E[y_c]: what is left when the bias takes away the mean of each channel."""
+    assert y.channels is not None
+    return of_channels(replace(y.channels, mean=np.zeros_like(y.channels.mean)), y.count)
+
+
+def solve_channels(y: Moments, target: float, lengths: Floats, unscaled: float) -> Solution:
+    """A scale for each channel. `lengths`: Σw² of each channel's row, by groups. `unscaled`: that of a dead channel."""
+    c = y.channels
+    assert c is not None
+    if not y.finite:
+        return Solution(status=Status.NOT_FINITE)
+    dead = dead_channels(c, lengths)
+    if dead.all():
+        return Solution(status=Status.DEAD)
+    scales = np.full(len(dead), unscaled)
+    columns = (c.mean, c.variance, c.bias_variance, c.covariance)
+    for k in np.flatnonzero(~dead):
+        mean, variance, bias_variance, covariance = (float(column[k]) for column in columns)
+        scales[k], status = solve(Moments(mean, variance, bias_variance, covariance), target)
+        if status is not Status.OK:
+            return Solution(status=status)
+    size = math.sqrt(float(np.mean(scales[~dead] ** 2)))
+    return Solution(size, Status.OK, scales / size, dead)
+
+
+def dead_channels(c: ChannelMoments, lengths: Floats) -> NDArray[np.bool_]:
+    """Which channels are constant: Var(y_c) / Σw² is 0, or rounding beside the largest E[y²] / Σw² of their group."""
+    variance, mean = (numbers.reshape(lengths.shape) for numbers in (c.variance, c.mean))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.where(lengths > 0.0, variance / lengths, 0.0)
+        squares = np.where(lengths > 0.0, (variance + mean**2) / lengths, 0.0)
+    largest = squares.max(axis=1, keepdims=True)
+    return np.asarray((variance <= 0.0) | (spread <= LEAST_VARIANCE * largest)).ravel()

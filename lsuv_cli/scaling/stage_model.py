@@ -16,10 +16,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper
 
+from lsuv_cli.model import channels
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.scaling import fused, moments
+from lsuv_cli.scaling.channel_moments import ChannelProbe
 from lsuv_cli.scaling.model_builder import ModelBuilder, StageModel, own_prefix
 from lsuv_cli.scaling.moments import Probe
 from lsuv_cli.scaling.precision import Retype
@@ -45,7 +47,7 @@ class Assembler:
         self,
         stage: Stage,
         types: Mapping[str, TypeProto],
-        scales: Mapping[str, float],
+        scales: Mapping[str, float | Array],
         weights: Mapping[str, Array],
         exact: frozenset[str] = frozenset(),
     ) -> StageModel:
@@ -68,7 +70,8 @@ class Assembler:
         for step in stage.steps:
             work.run(step)
         probes = [work.measured(layer, layer.output in exact) for layer in stage.layers]
-        return work.finish(stage.outputs, work.with_nodes(probes, stage.layers))
+        probes = work.with_nodes(probes, stage.layers)
+        return work.finish(stage.outputs, [*probes, *work.sums(stage.layers)])
 
     def element_type(self, layer: Layer) -> int:
         """The type in which a layer runs."""
@@ -83,15 +86,15 @@ class _Work(ModelBuilder):
         super().__init__(assembler.graph, assembler.prefix, types, assembler.retype)
         self.assembler = assembler
 
-    def feed(self, name: str, pending: Sequence[str], scales: Mapping[str, float]) -> None:
+    def feed(self, name: str, pending: Sequence[str], scales: Mapping[str, float | Array]) -> None:
         """s·y + b: add a stage input, apply its pending scales s, its kept bias b and a fused operator's activation."""
         source = self.own("unscaled", name) if pending else name
         self.take(name, source)
         if not pending:
             return
-        factor = helper.make_tensor(
-            self.own("scale", name), self.types[name].tensor_type.elem_type, [], [math.prod(scales[x] for x in pending)]
-        )
+        product = np.asarray(math.prod(scales[x] for x in pending))
+        kind = self.types[name].tensor_type.elem_type
+        factor = helper.make_tensor(self.own("scale", name), kind, product.shape, product.ravel().tolist())
         self.inline[factor.name] = factor
         layer = self.assembler.measured.get(name)
         bias = self.bias(layer) if layer else ""
@@ -140,32 +143,54 @@ class _Work(ModelBuilder):
         layer = self.assembler.measured.get(name)
         return layer is not None and layer.norm_factor is not None
 
-    def measured(self, layer: Layer, exact: bool) -> Probe:
+    def measured(self, layer: Layer, exact: bool) -> Probe | ChannelProbe:
         """The probe of a layer that is to be scaled."""
-        value, bias = layer.output, self.bias(layer)
+        value, bias = layer.output, "" if layer.is_centred else self.bias(layer)
         prefix = self.prefix
+        by_channel = channels.of(layer) if layer.by_channel or layer.is_centred else None
         if not layer.is_linear:
             source, active = value, self.own("active", value)
             if bias:
                 source = self.own("biased", value)
                 self.nodes.append(helper.make_node("Add", [value, bias], [source]))
             self.nodes += self.activation(layer, source, active)
+            if by_channel is not None:
+                return ChannelProbe(active, prefix, by_channel)
             return Probe(active, prefix, _axes(layer), self.assembler.accuracy, exact=exact)
+        if by_channel is not None:
+            return ChannelProbe(value, prefix, by_channel, bias)
         return Probe(value, prefix, _axes(layer), self.assembler.accuracy, bias, exact or bool(bias))
 
-    def with_nodes(self, probes: Sequence[Probe], layers: Sequence[Layer]) -> list[Probe]:
+    def with_nodes(self, probes: Sequence[Probe | ChannelProbe], layers: Sequence[Layer]) -> list[Probe | ChannelProbe]:
         """Add the probes' nodes. Returns the probes with their group sizes, where onnx can infer these."""
         shapes = self.plane_shapes()
-        sized = [p.over(shapes[p.value]) if p.is_plane and p.value in shapes else p for p in probes]
+        sized = [
+            p.over(shapes[p.value]) if isinstance(p, Probe) and p.is_plane and p.value in shapes else p for p in probes
+        ]
         for probe, layer in zip(sized, layers, strict=True):
+            if isinstance(probe, ChannelProbe):
+                self.nodes += probe.nodes(self.graph.opset())
+                continue
             is_float32 = self.assembler.element_type(layer) == TensorProto.FLOAT
             self.nodes += moments.nodes(probe, self.graph.opset(), is_float32)
         return sized
 
+    def sums(self, layers: Sequence[Layer]) -> list[Probe]:
+        """The probes of residual sums: of branch and stream together, or of the stream alone."""
+        plan, probes = self.assembler.plan, []
+        for layer in layers:
+            if layer.output in plan.sums:
+                place = plan.sums[layer.output]
+                value, other = (place.branch, place.stream) if layer.output in plan.joint else (place.stream, "")
+                prefix = self.own("sum", f"{place.output}/")
+                probes.append(Probe(value, prefix, None, self.assembler.accuracy, other, exact=True))
+                self.nodes += moments.nodes(probes[-1], self.graph.opset(), is_float32=False)
+        return probes
+
     def bias(self, layer: Layer) -> str:
         """The name of the value to add to a layer's product as its bias; empty where the bias is set to zero."""
         bias = layer.bias
-        if bias is None or not bias.kept:
+        if bias is None or not (bias.kept or bias.centred):
             return ""
         self.need(bias.value)
         name = bias.value

@@ -10,8 +10,9 @@ nodes, and through the next layer, whose measured output it merely multiplies. S
    its output stays on their level.
 4. Any other node (Tanh, Softmax, an Add of differently scaled branches) needs true values, so inputs with pending
    scales are multiplied at the start of the next stage: the node's output is on the next level. The same holds for a
-   layer whose bias is kept, whose weight is shared or which has an activation inside that does not commute with a
-   scale, and where a chain gets too long: too many layers, or constants that multiply it out of float32's range.
+   layer whose bias is kept or centred, whose channels are scaled one by one, whose weight is shared or which has an
+   activation inside that does not commute with a scale, and where a chain gets too long: too many layers, or constants
+   that multiply it out of float32's range.
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
    with s·y + b on its inputs. Nodes that no layer needs are never run.
 
@@ -21,12 +22,13 @@ Without rule 3, a layer's level would be the number of layers on the longest pat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lsuv_cli.model.constants import SHAPE_OPS
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.scaling.homogeneity import commutes_with_scale, growth
+from lsuv_cli.scaling.residuals import Sum
 
 # With weights of He's standard deviation a ReLU layer roughly keeps its input's variance; a chain of sixteen ReLU
 # layers, or of sixteen linear layers, stays far inside float32's range.
@@ -67,25 +69,40 @@ class Plan:
     pending: Mapping[str, Pending]
     chain: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
+    sums: Mapping[str, Sum] = field(default_factory=dict)  # layer output -> the residual sum that this layer bounds
+    joint: frozenset[str] = frozenset()  # the layers whose branch can be measured together with the stream
 
 
-def cut(graph: Graph, layers: Sequence[Layer], longest_chain: int = LONGEST_CHAIN) -> Plan:
-    """The plan for calibration: stages such that every layer is measured with all layers before it scaled."""
-    depth = _depths(graph, layers)
+def cut(
+    graph: Graph,
+    layers: Sequence[Layer],
+    longest_chain: int = LONGEST_CHAIN,
+    sums: Mapping[str, Sum] | None = None,
+) -> Plan:
+    """The plan for calibration: stages such that every layer is measured with all layers before it scaled.
+
+    A layer that bounds a residual sum is measured where the true values of the stream are known.
+    """
+    depth = depths(graph, layers)
     first = first_uses(layers, depth)
     steps = _steps(graph, first)
+    deciding = {layer.output: layer for layer in first}
+    bounded = {name: each for name, each in (sums or {}).items() if name in deciding}
     levels = _Levels(graph, layers, first, longest_chain)
+    levels.streams = {name: each.stream for name, each in bounded.items()}
     levels.place_all(steps, depth)
+    joint = frozenset(n for n, each in bounded.items() if not deciding[n].is_fixed and levels.together(n, each.branch))
+    watched = {n: (each.stream, *([each.branch] if n in joint else [])) for n, each in bounded.items()}
     groups: dict[int, list[Layer]] = {}
     for layer in first:
         groups.setdefault(levels.level[layer.output], []).append(layer)
     at = sorted(groups)
     ordered = [groups[k] for k in at]
-    stages, ran = _pull(steps, ordered)
+    stages, ran = _pull(steps, ordered, watched)
     pending = {name: levels.pending[name] if at[ran[name]] == levels.level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
     chain = {layer.output: levels.pending[layer.output][:-1] for layer in first}
-    return Plan(stages, pending, chain, stage_of)
+    return Plan(stages, pending, chain, stage_of, bounded, joint)
 
 
 def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
@@ -99,7 +116,7 @@ def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
             room = 0
         groups[-1].append(layer)
         room += size
-    stages, _ = _pull(_steps(graph, ()), groups)
+    stages, _ = _pull(_steps(graph, ()), groups, {})
     stage_of = {layer.output: k for k, group in enumerate(groups) for layer in group}
     return Plan(stages, {}, {}, stage_of)
 
@@ -113,7 +130,7 @@ def first_uses(layers: Sequence[Layer], depth: Mapping[str, int]) -> list[Layer]
     return sorted(deciding, key=lambda layer: layer.node)
 
 
-def _depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
+def depths(graph: Graph, layers: Sequence[Layer]) -> dict[str, int]:
     """Value -> number of layers on the longest path to it."""
     is_layer = {layer.node for layer in layers}
     depth: dict[str, int] = {}
@@ -160,9 +177,10 @@ class _Levels:
         self._shared = {base for base, users in by_tensor(layers).items() if len(users) > 1}
         deciding = {layer.node for layer in first}
         self._later = {layer.node: layer.weight.base for layer in layers if layer.node not in deciding}
-        self._fixed = {x.output for x in first if x.keeps_bias or not x.is_linear}
+        self._fixed = {x.output for x in first if x.is_fixed}
         self._settled_after: dict[str, int] = {}  # the level that knows a shared weight's scale
         self._load: dict[int, int] = {}  # bytes of weights on each level
+        self.streams: Mapping[str, str] = {}  # layer output -> the stream that is measured with it
 
     def place_all(self, steps: Sequence[Step], depth: Mapping[str, int]) -> None:
         # All layers of one depth come before the nodes that read them, and no layer reads another of its depth.
@@ -176,6 +194,9 @@ class _Levels:
 
     def _place(self, step: Step) -> tuple[int, Pending]:
         at = max((self.level[name] for name in step.reads), default=0)
+        stream = self.streams.get(step.makes[0], "")
+        if stream in self.level:
+            at = max(at, self.level[stream] + bool(self.pending[stream]))
         if step.node in self._later:
             at = max(at, self._settled_after[self._later[step.node]])
         open_scales = [self.pending[name] for name in step.reads if self.level[name] == at and self.pending[name]]
@@ -190,6 +211,10 @@ class _Levels:
         if movable and (commutes_with_scale(self._graph, node) or node.input[0] in self._only_multiplied):
             return at, scales
         return at + 1, ()
+
+    def together(self, layer: str, branch: str) -> bool:
+        """Whether a branch is on its last layer's level, with the same scales pending."""
+        return self.level[layer] == self.level.get(branch) and self.pending[layer] == self.pending[branch]
 
     def _moved(self, step: Step) -> float:
         """log2 of the factor by which constants moved a step's output: its most moved input's plus its own."""
@@ -214,8 +239,13 @@ class _Levels:
         return at
 
 
-def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tuple[Stage, ...], dict[str, int]]:
-    """A stage per group of layers: the steps it needs that no earlier stage ran (rule 5). Also value -> its stage."""
+def _pull(
+    steps: Sequence[Step], groups: Sequence[Sequence[Layer]], watched: Mapping[str, Sequence[str]]
+) -> tuple[tuple[Stage, ...], dict[str, int]]:
+    """A stage per group of layers: the steps it needs that no earlier stage ran (rule 5). Also value -> its stage.
+
+    `watched`: layer output -> other values that are measured in its stage.
+    """
     maker = {name: k for k, step in enumerate(steps) for name in step.makes}
     bias_of = {
         step.layer.output: step.layer.bias.value
@@ -226,7 +256,8 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
     steps_of: list[list[Step]] = []
     reads: list[set[str]] = []
     for index, group in enumerate(groups):
-        wanted = [layer.output for layer in group]
+        others = {name for layer in group for name in watched.get(layer.output, ())}
+        wanted = [*(layer.output for layer in group), *others]
         mine: set[int] = set()
         while wanted:
             name = wanted.pop()
@@ -237,7 +268,7 @@ def _pull(steps: Sequence[Step], groups: Sequence[Sequence[Layer]]) -> tuple[tup
         here = [steps[k] for k in sorted(mine)]
         made = {name for step in here for name in step.makes}
         ran.update(dict.fromkeys(made, index))
-        outside = {name for step in here for name in step.reads} - made
+        outside = ({name for step in here for name in step.reads} | others) - made
         # s·y + b is computed where y is read, so a bias b that nodes compute is an input of that stage too.
         outside |= {bias_of[name] for name in outside if name in bias_of}
         steps_of.append(here)

@@ -5,7 +5,8 @@
    cut anew, with no layer's scale pending on another layer, and the trial begins again.
 3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled. Noise that
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
-   scaled-up noise, is freed, and the next trial scales it; a layer can be freed once.
+   scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
+   bias), it is dead for good.
 4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
 """
@@ -13,29 +14,65 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import stages
-from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.moments import Floats, Moments, pooled
+from lsuv_cli.scaling.solve import Solution
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.settings import PreInit, Settings
 
+MOST_FREED = 3  # times that a layer is given another chance
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Turn:
     """A layer's measured variance, its scale and its status after one trial, or after several (`then`)."""
 
     variance: float | None  # of its output, with the pre-initialized weight
     scale: float = 1.0
     status: Status = Status.OK
+    target: float = 1.0
+    ratios: Floats | None = None  # r_c, where channel c has the scale scale·r_c
+    dead: NDArray[np.bool_] | None = None  # the channels that are constant, where channels are scaled one by one
+    centred: bool = False
+
+    @classmethod
+    def of(cls, layer: Layer, variance: float, solution: Solution, factor: float) -> Turn:
+        """One trial's turn; `factor`: what the pre-initialized weight ran with."""
+        done = solution.status is Status.OK
+        scale, centred = solution.scale * factor, layer.is_centred and done
+        return cls(variance, scale, solution.status, layer.target, solution.ratios, solution.dead, centred)
 
     def then(self, later: Turn) -> Turn:
         """Two trials as one: the variance before the first, the scale of both."""
-        return Turn(self.variance, self.scale * later.scale, later.status)
+        known = [ratios for ratios in (self.ratios, later.ratios) if ratios is not None]
+        ratios = np.prod(known, axis=0) if known else None
+        return replace(later, variance=self.variance, scale=self.scale * later.scale, ratios=ratios)
+
+    def deviation(self, found: Moments) -> float:
+        """|Var / target - 1|, of the worst live channel where channels are scaled one by one.
+
+        Of a centred layer also |E[y_c]| / sqrt(target), of the worst channel.
+        """
+        c = found.channels
+        off = abs(found.variance / self.target - 1)
+        if c is None:
+            return off
+        live = np.ones(len(c.mean), bool) if self.dead is None else ~self.dead
+        if self.ratios is not None:
+            off = float(np.max(np.abs(c.variance[live] / self.target - 1)))
+        if self.centred:
+            off = max(off, float(np.max(np.abs(c.mean[live]))) / math.sqrt(self.target))
+        return off
 
 
 class Trials:
@@ -44,8 +81,10 @@ class Trials:
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        self.dead: dict[str, float] = {}  # layer output that is rounding noise -> the scale to undo in the next trial
-        self.freed: set[str] = set()  # layers that were dead only because of scaled-up noise in front of them
+        # Layer output that is rounding noise -> the turn to undo in the next trial, or None once it is undone.
+        self.dead: dict[str, Turn | None] = {}
+        self.freed: Counter[str] = Counter()  # layers that were dead because of noise in front of them, how many times
+        self.lost: set[str] = set()  # layers at which noise began although they had been freed
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -57,7 +96,7 @@ class Trials:
         """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
-        self.dead = dict.fromkeys(self.dead, 1.0)
+        self.dead = dict.fromkeys(self.dead)  # what there was to undo is undone
         self.anew = False
 
     def lost_in_a_chain(self) -> bool:
@@ -66,24 +105,25 @@ class Trials:
         return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
 
     def cut_shorter(self) -> None:
-        self.plan = stages.cut(self.graph, self.layers, longest_chain=1)
+        self.plan = stages.cut(self.graph, self.layers, longest_chain=1, sums=self.plan.sums)
         self.anew = True
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
         """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
-        scaled = {k: t.scale for k, t in self.turns.items() if t.status is Status.OK}
-        noise = {k: scale for k, scale in scaled.items() if verified[k].noise and k not in self.dead}
+        scaled = {k: turn for k, turn in self.turns.items() if turn.status is Status.OK}
+        noise = {k: turn for k, turn in scaled.items() if verified[k].noise and k not in self.dead}
         alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
-        freed = alive - self.freed
-        self.freed |= freed
-        self.dead = {k: scale for k, scale in (self.dead | noise).items() if k not in freed}
+        self.lost |= {k for k in noise if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        freed = alive - self.lost
+        self.freed.update(freed)
+        self.dead = {k: turn for k, turn in (self.dead | noise).items() if k not in freed}
         self.anew = bool(noise or freed)
         first = set(self.feedback)
         for base, users in by_tensor(self.layers).items():
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
             live = self.live(users, verified)
             if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
-                self.feedback[base] = math.sqrt(self.settings.target_variance / pooled(live).variance)
+                self.feedback[base] = math.sqrt(users[0].target / pooled(live).variance)
         return bool(noise or freed) or set(self.feedback) != first
 
     def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
@@ -92,12 +132,11 @@ class Trials:
 
     def worst(self, verified: Mapping[str, Moments]) -> float:
         """The largest |Var / target - 1| among the layers that can be scaled."""
-        deciding = [
-            self.live(users, verified)
-            if base in self.feedback
-            else [verified[x.output] for x in users if x.output in self.turns]
-            for base, users in by_tensor(self.layers).items()
-            if all(self.turns[x.output].status is Status.OK for x in users if x.output in self.turns)
-        ]
-        deviations = [abs(pooled(found).variance / self.settings.target_variance - 1) for found in deciding if found]
-        return max(deviations, default=0.0)
+        worst = 0.0
+        for base, users in by_tensor(self.layers).items():
+            scaled = [x.output for x in users if x.output in self.turns and x.output not in self.dead]
+            turns = [self.turns[output] for output in scaled]
+            found = self.live(users, verified) if base in self.feedback else [verified[output] for output in scaled]
+            if found and turns and all(turn.status is Status.OK for turn in turns):
+                worst = max(worst, turns[0].deviation(pooled(found)))
+        return worst

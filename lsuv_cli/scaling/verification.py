@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TypeProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.flatten import STANDARD_DOMAINS
@@ -70,19 +71,28 @@ class ModelMoments:
     warnings: tuple[str, ...] = ()
 
 
-def measure(file: ModelFile, look: Look, needs: Pass, *, units: bool = False) -> ModelMoments:
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured besides every layer's mean and variance."""
+
+    units: bool = False  # the fraction of units that are never above zero
+    channels: frozenset[str] = frozenset()  # outputs of the layers that are measured channel by channel
+    sums: tuple[str, ...] = ()  # other values, such as residual sums
+
+
+def measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted = Wanted()) -> ModelMoments:
     """Measure every layer of a model as it stands."""
     try:
-        return _measure(file, look, needs, units)
+        return _measure(file, look, needs, wanted)
     except ModelError:
         # A model may work with one batch size only, undeclared: then use the whole first batch as the few samples.
         whole = needs.batches[0]
         if all(np.shape(array) == np.shape(whole[name]) for name, array in needs.few.items()):
             raise
-        return _measure(file, look, replace(needs, few=whole), units)
+        return _measure(file, look, replace(needs, few=whole), wanted)
 
 
-def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMoments:
+def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelMoments:
     """Measure every layer, in the model's own types where the device can."""
     outputs, warnings = _open(file, look, needs)
     problem: Unsupported | None = None
@@ -90,7 +100,7 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
     own: list[Retype] = [] if precision.has_half(look.graph) and needs.device.is_host else [{}]
     for retype in (*own, precision.HALF, precision.ALL):
         try:
-            measured = _Measuring(look, needs, retype, units).run(outputs)
+            measured = _Measuring(look, needs, retype, wanted).run(outputs)
             return replace(measured, warnings=(*warnings, *measured.warnings))
         except Unsupported as why:
             problem = why
@@ -101,35 +111,33 @@ def _measure(file: ModelFile, look: Look, needs: Pass, units: bool) -> ModelMome
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
     size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    model: str | bytes = str(file.path)
+    if size <= VERIFY_BYTES and (file.path is None or not _is_utf8(str(file.path))):
+        model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
     try:
         if size > VERIFY_BYTES:
             runtime.open_without_weights(file.proto)
             return {}, []
-        model: str | bytes = str(file.path)
-        if file.path is None or not _is_utf8(str(file.path)):
-            model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
-        return runtime.run_unoptimized(model, needs.few, needs.device.threads), []
+        return runtime.run_whole(model, needs.few, needs.device.threads), []
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
         return {}, [f"{problem}; what stands in front of it was measured, the file as a whole could not be opened"]
     except Unsupported:
-        # The CPU has no kernels for bfloat16 products, say; but all it ever had for an older operator set is gone.
+        # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
+        # optimizers leave, such as a network without its Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
-            raise
+            if size > VERIFY_BYTES:
+                raise
+            return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
         return {}, []
 
 
 class _Measuring:
     """One pass over the data, piece by piece."""
 
-    def __init__(self, look: Look, needs: Pass, retype: Retype, units: bool) -> None:
-        self.graph, self.layers, self.needs, self.retype, self.units = (
-            look.graph,
-            look.layers.layers,
-            needs,
-            retype,
-            units,
-        )
+    def __init__(self, look: Look, needs: Pass, retype: Retype, wanted: Wanted) -> None:
+        self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
+        self.wanted = wanted
         self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
@@ -156,18 +164,20 @@ class _Measuring:
             self.runner.frontier.close()
             self.few.frontier.close()
         warnings = self._check_outputs(outputs)
-        noise = find_noise(self.pieces, moments, self.needs)
-        moments = {name: replace(m, noise=name in noise) for name, m in moments.items()}
+        noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
+        moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
         return ModelMoments(moments, tuple(warnings))
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; in double where float32 is not accurate enough."""
-        wanted = [*(x.output for x in stage.layers), *(self.compared if len(self.plan.stages) == 1 else ())]
+        sums = self._sums(stage)
+        wanted = [*(x.output for x in stage.layers), *sums, *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
+        gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
-            session = Session(self._model(stage, gauges), self.needs.device)
+            session = Session(self._model(stage, gauges, sums), self.needs.device)
             checked = self._checked(stage, session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
@@ -206,18 +216,30 @@ class _Measuring:
     def _input_type(self, name: str) -> TypeProto:
         return _common_type(self.runner.input_type(name), self.few.input_type(name))
 
-    def _model(self, stage: Stage, gauges: Mapping[str, Gauge]) -> StageModel:
+    def _sums(self, stage: Stage) -> list[str]:
+        """The residual sums to be measured in a piece: those that it makes, and in a single piece all of them."""
+        made = {name for step in stage.steps for name in step.makes}
+        return [name for name in self.wanted.sums if name in made or len(self.plan.stages) == 1]
+
+    def _gauge_of_sum(self, name: str, sounding: Sounding) -> Gauge:
+        own = f"{self.pieces.prefix}sum{self.wanted.sums.index(name)}"
+        return Gauge(name, own, is_plane=len(sounding.shape) > 3, sounding=sounding, accuracy=self.needs.accuracy)
+
+    def _model(self, stage: Stage, gauges: Mapping[str, Gauge], sums: Sequence[str]) -> StageModel:
         builder = self.pieces.builder(stage, self._types(stage))
+        for name in sums:
+            builder.pull(name, self._input_type)
+            builder.nodes += gauges[name].nodes(self.graph.opset(), TensorProto.UNDEFINED)
         for layer in stage.layers:
             kind = int(helper.np_dtype_to_tensor_dtype(numpy_type(layer.weight.read_as)))
             builder.nodes += gauges[layer.output].nodes(self.graph.opset(), self.retype.get(kind, kind))
         return builder.finish(stage.outputs, list(gauges.values()))
 
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
-        units = self._rectified(layer) if self.units else None
+        units = self._rectified(layer) if self.wanted.units else None
         value, divisor = layer.output, 1.0
         # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
-        if layer.norm_factor is not None and not self.units and not self.retype:
+        if layer.norm_factor is not None and not self.wanted.units and not self.retype:
             behind = next((s for s in stage.steps if s.layer is None and self._reads_first(s.node, value)), None)
             if behind is not None:
                 value, divisor = behind.makes[0], layer.norm_factor
@@ -228,7 +250,11 @@ class _Measuring:
             sounding=sounding,
             divisor=divisor,
             accuracy=self.needs.accuracy,
-            equal_groups=layer.op in CONVOLUTIONS and 0 not in sounding.shape and self._equal_planes(sounding.shape),
+            channels=channels_of(layer) if layer.output in self.wanted.channels else None,
+            equal_groups=layer.output not in self.wanted.channels
+            and layer.op in CONVOLUTIONS
+            and 0 not in sounding.shape
+            and self._equal_planes(sounding.shape),
             units=units,
         )
 

@@ -2,7 +2,8 @@
 
 1. The network is exported to ONNX as it is, in eval mode, with BatchNorm left unfolded (export.py).
 2. The ONNX model is initialized, and each weight is traced by its values to a tensor of the network's state dict.
-3. The new state dict is loaded in place; parametrized weights go through their parametrization (loading.py).
+3. The new state dict is loaded in place; parametrized weights go through their parametrization (loading.py). If some
+   layer's weight cannot be carried home, 2 and 3 are done once more without that layer, so that the others are right.
 4. Every layer is measured once more in PyTorch on the same data (calls.py), and the report has that variance too.
 
 If any step fails, the network keeps its old weights.
@@ -11,8 +12,9 @@ If any step fails, the network keeps its old weights.
 from __future__ import annotations
 
 import contextlib
+import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 try:
@@ -23,7 +25,7 @@ except ImportError as problem:
 from lsuv_cli import api
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.pipeline import Initialized
-from lsuv_cli.report import Carried, LayerReport, Report, Status
+from lsuv_cli.report import Carried, LayerReport, NotCarried, Report, Status
 from lsuv_cli.settings import Settings, SettingsDict
 from lsuv_cli.torch import batches, calls, export, loading
 from lsuv_cli.torch.batches import Call
@@ -52,24 +54,67 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
     with _untouched(net), torch.no_grad():
         net.eval()
         done = _initialized(net, given, dynamo, settings)
-        with loading.loaded(net, done) as carried:
-            measured = calls.measure(net, given)
-            report = replace(done.report, model=type(net).__name__, carried=carried)
-            home = calls.matched(net, report.layers, measured)
-            layers = _restored(report, carried, chosen)
-            entries = tuple(_judged(layer, home.get(k), chosen) for k, layer in enumerate(layers))
-    warnings = (*report.warnings, *dropped, *_unmeasured(entries))
-    return replace(report, layers=entries, warnings=warnings, settings=chosen.to_json())
+        behind: tuple[NotCarried, ...] = ()
+        while True:
+            try:
+                return _brought_home(net, given, done, chosen, behind, dropped)
+            except _LeftBehind as left:
+                behind = left.tensors
+                again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
+                done = _initialized(net, given, done.dynamo, again)
 
 
-def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> Initialized:
+@dataclass(frozen=True)
+class _Done:
+    """The initialized ONNX model, and the exporter that it came from."""
+
+    initialized: Initialized
+    dynamo: bool
+
+
+class _LeftBehind(Exception):
+    """Layers whose weight or bias cannot be carried home, found after the others were loaded."""
+
+    def __init__(self, tensors: tuple[NotCarried, ...]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+
+def _patterns(left: Sequence[NotCarried]) -> list[str]:
+    """Patterns that match these tensors' layers and no others."""
+    return [glob.escape(name) for item in left for name in item.layers]
+
+
+def _brought_home(
+    net: torch.nn.Module,
+    given: list[Call],
+    done: _Done,
+    settings: Settings,
+    behind: tuple[NotCarried, ...],
+    dropped: list[str],
+) -> Report:
+    """Load the weights and measure the layers. `behind`: tensors whose layers were left as they are in `done`."""
+    with loading.loaded(net, done.initialized) as carried:
+        left = tuple(item for item in carried.left if item.layers)
+        if left and not behind:
+            raise _LeftBehind(left)
+        carried = Carried(carried.tensors, carried.total + len(behind), (*behind, *carried.left))
+        report = replace(done.initialized.report, model=type(net).__name__, carried=carried)
+        home = calls.matched(net, report.layers, calls.measure(net, given))
+        layers = _restored(report, carried, settings)
+        entries = tuple(_judged(layer, home.get(k), settings) for k, layer in enumerate(layers))
+        warnings = (*report.warnings, *dropped, *_unmeasured(entries))
+        return replace(report, layers=entries, warnings=warnings, settings=settings.to_json())
+
+
+def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> _Done:
     """The initialized ONNX model, from the first exporter with which export and initialization succeed."""
     reasons: dict[str, str] = {}
     for way in (False, True) if dynamo is None else (dynamo,):
         try:
             with export.exported(net, given[0], dynamo=way) as model:
                 feeds = [export.feeds(call, model) for call in given]
-                return api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings)
+                return _Done(api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings), way)
         except FAILED as problem:
             reasons[f"dynamo={way}"] = str(problem)
     if len(set(reasons.values())) == 1:
@@ -79,13 +124,17 @@ def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, s
 
 def _restored(report: Report, carried: Carried, settings: Settings) -> list[LayerReport]:
     """The entries with status NOT_HOME only where a layer's own tensor is left behind: PyTorch measures the others."""
-    left = {name for item in carried.left for name in item.layers}
+    reasons = {name: item.reason for item in carried.left for name in item.layers}
 
     def restored(layer: LayerReport) -> LayerReport:
-        if layer.status is not Status.NOT_HOME or layer.name in left:
+        if layer.name in reasons:
+            note = f"left as it was, since it cannot be carried home: {reasons[layer.name]}"
+            return replace(layer, status=Status.NOT_HOME, notes=(note,))
+        if layer.status is not Status.NOT_HOME:
             return layer
         assert layer.variance is not None
-        within = abs(layer.variance / settings.target_variance - 1) <= settings.tol
+        # Of layers that were fine in the file, only one that shares its weight may be outside by itself.
+        within = not layer.shared or abs(layer.variance / (layer.target or 1.0) - 1) <= settings.tol
         return replace(layer, status=Status.OK if within else Status.TIED, notes=layer.notes[:-1])
 
     return [restored(layer) for layer in report.layers]
@@ -93,12 +142,14 @@ def _restored(report: Report, carried: Carried, settings: Settings) -> list[Laye
 
 def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings) -> LayerReport:
     """A layer's report entry with its variance in PyTorch, and status OUTSIDE if that misses the tolerance."""
-    if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED}:
+    if layer.variance is None or layer.status in {Status.SKIPPED, Status.EXCLUDED, Status.NOT_HOME}:
         return layer if call is None else replace(layer, variance_home=call.variance)
-    if call is None or (not call.bias and "bias kept" in layer.notes):
+    if call is None or (not call.bias and not {"bias kept", "bias centred"}.isdisjoint(layer.notes)):
         return replace(layer, notes=(*layer.notes, UNMEASURED))
     found = replace(layer, variance_home=call.variance)
-    wanted = layer.variance if layer.status is Status.TIED else settings.target_variance
+    # The layer's own variance in the file is the measure where only uses together, or channels, have the target.
+    by_channel = layer.channels is not None and layer.channels.least_scale is not None
+    wanted = layer.variance if by_channel or layer.status is Status.TIED else layer.target or 1.0
     judged = layer.status in {Status.OK, Status.TIED}
     if judged and not abs(call.variance / wanted - 1) <= settings.tol:
         note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"

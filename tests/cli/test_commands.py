@@ -215,8 +215,10 @@ def test_cuda_where_there_is_none_is_an_error_that_says_what_is_missing(folder):
     assert done.returncode == 2
     assert any(word in done.stderr for word in (b"lsuv-cli[cuda]", b"no CUDA support", b"no NVIDIA driver"))
     assert len(done.stderr.splitlines()) == 1, ort.get_available_providers()
-    auto = lsuv("init", "m.onnx", "--data", "c.npy", cwd=folder)
-    assert b"CPU" in auto.stderr
+    auto = lsuv("init", "m.onnx", "--data", "c.npy", "-v", "--json", cwd=folder)
+    told = json.loads(auto.stdout)
+    assert told["device_reason"].startswith("CUDA cannot be used: ")
+    assert f"device: {told['device']} ({told['device_reason']})".encode() in auto.stderr
     assert b"\x1b" not in auto.stderr
 
 

@@ -264,7 +264,7 @@ def test_there_is_no_measuring_without_data(command):
         f"check {RELU} --data {DATA} --tol x": "lsuv: Invalid value for '--tol'",
         f"check {RELU} --data {DATA} --plot p.jpg": "lsuv: --plot p.jpg must end in one of .pdf, .png, .svg",
         f"check {RELU} --data {DATA} --mean a,b": "lsuv: --mean 'a,b' is not a list of numbers",
-        f"compare {RELU} --data {DATA} --inits lsv": "lsuv: --inits lsv: choose among lsuv, orthonormal,",
+        f"compare {RELU} --data {DATA} --inits lsv": "lsuv: --inits lsv: choose among lsuv, lsuv+center,",
         f"compare {RELU} --data {DATA} --inits ,": "lsuv: --inits none: choose among",
         f"compare {RELU} --data {DATA} --seed -1": "lsuv: --seed is -1; it must be at least 0",
         f"compare {RELU} --data {DATA} --limit x": "lsuv: Invalid value for '--limit'",

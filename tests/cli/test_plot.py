@@ -76,7 +76,7 @@ def test_few_layers_are_named_and_many_numbered(tmp_path, drawn, count):
     names = [f"/encoder/layers.{k}/self_attn/out_proj/MatMul" for k in range(count)]
     falling = [10.0 ** -(k / 20) for k in range(count)]
     series = {"as given": falling, "after LSUV": [1.0] * count}
-    plot.draw(names, series, to(tmp_path / "p.png"), target=1.0, tol=0.01, title="a model")
+    plot.draw(names, series, to(tmp_path / "p.png"), targets=[1.0], tol=0.01, title="a model")
     (axes,) = drawn
     assert axes.get_yscale() == "log"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["as given", "after LSUV", "target 1 ± 0.01"]
@@ -94,7 +94,7 @@ def test_few_layers_are_named_and_many_numbered(tmp_path, drawn, count):
 
 def test_what_a_log_scale_cannot_show_is_marked_at_its_edge(tmp_path, drawn):
     series = {"as given": [1.0, 0.0, float("inf"), None, float("nan"), 2.0]}
-    plot.draw(list("abcdef"), series, to(tmp_path / "p.png"), target=1.0, tol=0.1, title="")
+    plot.draw(list("abcdef"), series, to(tmp_path / "p.png"), targets=[1.0], tol=0.1, title="")
     (axes,) = drawn
     line, marks = axes.lines
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 5, 6])
@@ -103,7 +103,7 @@ def test_what_a_log_scale_cannot_show_is_marked_at_its_edge(tmp_path, drawn):
 
 
 def test_nothing_to_draw_is_drawn(tmp_path):
-    plot.draw([], {"as given": []}, to(tmp_path / "p.svg"), target=1.0, tol=0.1, title="")
+    plot.draw([], {"as given": []}, to(tmp_path / "p.svg"), targets=[1.0], tol=0.1, title="")
     assert (tmp_path / "p.svg").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path, name):
 
 def test_a_full_disk_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(LsuvError, match="cannot be written"):
-        plot.draw(["a"], {"as given": [1.0]}, to(tmp_path / "gone" / "p.png"), target=1.0, tol=0.1, title="")
+        plot.draw(["a"], {"as given": [1.0]}, to(tmp_path / "gone" / "p.png"), targets=[1.0], tol=0.1, title="")
 
 
 @pytest.mark.parametrize(

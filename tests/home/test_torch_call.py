@@ -301,3 +301,89 @@ def test_a_module_that_asks_for_the_version_of_its_state():
 
     net = nn.Sequential(Versioned(6, 8), nn.ReLU(), nn.Linear(8, 3))
     assert lsuv_(net, data()).exit_code == 0
+
+
+class Standardized(nn.Linear):
+    def forward(self, x):
+        centred = self.weight - self.weight.mean(1, keepdim=True)
+        return nn.functional.linear(x, centred / centred.std(1, keepdim=True), self.bias)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_a_layer_that_cannot_be_carried_is_left_as_it_was_and_the_others_are_right(dynamo):
+    net = plain()
+    net[2] = Standardized(12, 12)
+    before = state(net)
+    report = lsuv_(net, data(), dynamo=dynamo)
+    assert [layer.status for layer in report.layers] == ["ok", "not-home", "ok"]
+    assert len(report.carried.left) == 1
+    assert report.carried.tensors == report.carried.total - 1
+    assert report.exit_code == 1
+    assert same(
+        {"2.weight": net[2].weight, "2.bias": net[2].bias}, {key: before[key] for key in ("2.weight", "2.bias")}
+    )
+    first, second, third = variances(net, data())
+    assert (first, third) == pytest.approx((1, 1), abs=1e-4)
+    assert report.layers[1].variance_home == pytest.approx(second, rel=1e-4)
+
+
+def test_a_layer_that_is_not_measured_in_pytorch_is_counted():
+    """A call that no function of PyTorch shows: the product is written out."""
+
+    class Hidden(nn.Linear):
+        def forward(self, x):
+            if torch.onnx.is_in_onnx_export():
+                return nn.functional.linear(x, self.weight)
+            return (x[:, None] * self.weight).sum(-1)
+
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Hidden(8, 3, bias=False))
+    report = lsuv_(net, data(), dynamo=False)
+    assert "not measured in PyTorch" in report.layers[1].notes
+    assert any(warning.startswith("2: not measured in PyTorch") for warning in report.warnings)
+
+
+def test_the_products_of_attention_are_measured():
+    """nn.MultiheadAttention computes them in a function that no hook sees."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x, memory):
+            return self.attn(x, memory, memory, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    net, x, memory = Net(), data(64 * 5).reshape(64, 5, 6), 3 * data(64 * 4).reshape(64, 4, 6)
+    report = lsuv_(net, (x, memory))
+    weights = net.attn.in_proj_weight.detach().double()
+    wanted = [(x.double() @ weights[:6].T).var(correction=0), (memory.double() @ weights[6:].T).var(correction=0)]
+    assert [layer.variance_home for layer in report.layers][:2] == pytest.approx([v.item() for v in wanted], rel=1e-4)
+    assert [layer.variance_home for layer in report.layers] == pytest.approx([1, 1, 1], abs=1e-3)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_modules_that_are_called_by_forward_have_their_names(dynamo):
+    """Then the legacy exporter writes no scope for them, and only the weights' names tell the blocks apart."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return torch.relu(self.fc(x))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block.forward(x)
+            return x
+
+    report = lsuv_(Net(), data(), dynamo=dynamo)
+    assert [layer.module for layer in report.layers] == ["blocks.0.fc", "blocks.1.fc"]
+    assert report.exit_code == 0

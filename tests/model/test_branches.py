@@ -144,3 +144,18 @@ def test_branches_of_a_branch():
     assert near_one(variances(result.model, feeds, ["y"], reference=False))
     assert (tensor(result.model, "u") == tensor(before, "u")).all()
     assert isinstance(result.model, onnx.ModelProto)
+
+
+def test_a_weight_computed_in_a_branch_of_a_file_of_ir_version_3():
+    """Before IR version 4 an initializer is an input too, and a branch has no inputs."""
+    before = model(
+        """g (float[N,8] x, bool a) => (float[N,8] y) {
+            y = If (a) <then_branch = t () => (float[N,8] p) { c = Mul(u, two) p = MatMul(x, c) },
+                        else_branch = e () => (float[N,8] q) { q = Identity(x) }> }""",
+        opset=9, ir=3, **square("u"), two=np.float32(2),
+    )  # fmt: skip
+    before.graph.input[1].type.tensor_type.shape.SetInParent()
+    feeds = {"x": X, "a": np.array(True)}
+    result = initialize(before, feeds, batch_size="all")
+    assert near_one(variances(result.model, feeds, ["y"], reference=False))
+    assert result.report.exit_code == 0

@@ -1,0 +1,169 @@
+"""Residual streams: where a branch is added to a stream, and the target that keeps the stream's variance bounded.
+
+A *sum* is an Add of two values that depend on the input, x + z: the stream x and the branch z.
+
+1. x goes on a stream if it comes from an earlier sum through operators that let growth through: f(s·x) = s·f(x)
+   (homogeneity.py), a Cast, an activation like GELU. A normalization or a layer ends a stream.
+2. If both operands go on a stream, or neither does, the one with fewer layers on the way to it is x. With equally many,
+   the sum is none of a stream and a branch.
+3. The sums that go on one another are the k = 1, ..., N of one stream.
+4. The last layer of a branch is the one layer from which z comes through operators that are no layers.
+
+With every branch at variance T = 1 the stream's variance grows to Var(x_0) + N·T. Bounded, the k-th sum is to have
+
+    Var(x + s·z) = Var(x) + 2s·Cov(x, z) + s²·Var(z) = Var(x_0) + T·k/N
+
+whose root s gives the last layer of the branch its target s²·Var(y), y being the layer's output as it ran. The target
+is at most T, and s²·Var(z) at least LEAST·T/N. Where m branches of the stream end in one weight, they add up like one
+branch of m times the size, so T/m is in the place of T. All of Var(x), Var(z) and Cov(x, z) are measured. Cov(x, z) is
+not known in time, and taken to be 0, where the layer's bias is kept or centred, its channels are scaled one by one, or
+an operator between the layer and the sum does not commute with a scale: the target is then Var(x_0) + T·k/N - Var(x).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto
+
+from lsuv_cli.model.flatten import label
+from lsuv_cli.model.graph import Graph, is_standard
+from lsuv_cli.model.layers import Layer
+from lsuv_cli.report import Status
+from lsuv_cli.scaling.homogeneity import commutes_with_scale
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.solve import solve
+from lsuv_cli.target_variances import TargetVariances
+
+# Activations that are nearly x, or x and 0, for large |x|.
+ACTIVATIONS = frozenset({"Cast", "Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish"})
+LEAST = 0.25  # of T/N: a branch's target is no smaller, so that no branch is silenced
+
+
+@dataclass(frozen=True)
+class Sum:
+    """x + z, the k-th of N sums of a stream."""
+
+    name: str
+    output: str
+    stream: str  # x
+    branch: str  # z
+    layer: str  # the output of the last layer of the branch; empty if there is no such layer
+    number: int  # of the stream, from 1
+    k: int
+    n: int
+    uses: int = 1  # sums of the stream whose branches end in the same weight
+
+
+def find(graph: Graph, layers: Sequence[Layer], depth: Mapping[str, int]) -> tuple[Sum, ...]:
+    """All sums of streams and branches, in the order of execution. `depth`: value -> layers on the way to it."""
+    return _Finder(graph, layers, depth).run()
+
+
+def bounded(
+    sums: Sequence[Sum], layers: Sequence[Layer], depth: Mapping[str, int], chosen: TargetVariances
+) -> dict[str, Sum]:
+    """Layer output -> the sum that its target keeps bounded; a target that the user gave by name stays."""
+    free = {x.output: x.weight.base for x in layers if chosen.named(x.name, x.module) is None}
+    uses = Counter((s.number, free[s.layer]) for s in sums if s.layer in free)
+    return {
+        s.layer: replace(s, uses=uses[s.number, free[s.layer]])
+        for s in sums
+        if s.n > 1 and s.layer in free and depth.get(s.stream, 0) < depth[s.layer]
+    }
+
+
+class _Finder:
+    def __init__(self, graph: Graph, layers: Sequence[Layer], depth: Mapping[str, int]) -> None:
+        self.graph, self.depth = graph, depth
+        self.outputs = {layer.output for layer in layers}
+        self.nodes = {layer.node for layer in layers}
+        self.found: dict[str, Sum] = {}  # by the sum's output
+
+    def run(self) -> tuple[Sum, ...]:
+        streams = 0
+        for node in self.graph.nodes:
+            operands = self.operands(node)
+            if operands is None:
+                continue
+            x, z, earlier = operands
+            streams += earlier is None
+            number, k = (earlier.number, earlier.k + 1) if earlier is not None else (streams, 1)
+            self.found[node.output[0]] = Sum(label(node), node.output[0], x, z, self.last_layer(z), number, k, 0)
+        longest: dict[int, int] = {}
+        for each in self.found.values():
+            longest[each.number] = max(longest.get(each.number, 0), each.k)
+        return tuple(replace(each, n=longest[each.number]) for each in self.found.values())
+
+    def operands(self, node: NodeProto) -> tuple[str, str, Sum | None] | None:
+        """x, z and the sum that x goes on, if any; None if a node is no sum of a stream and a branch."""
+        if node.op_type not in {"Add", "Sum"} or not is_standard(node) or len(set(node.input)) != 2:
+            return None
+        if any(name in self.graph.constant or name in self.graph.random for name in node.input):
+            return None
+        both = sorted(node.input, key=lambda name: self.depth.get(name, 0))
+        earlier = [self.goes_on(name) for name in both]
+        if (earlier[0] is None) == (earlier[1] is None):
+            differ = self.depth.get(both[0], 0) < self.depth.get(both[1], 0)
+            return (both[0], both[1], earlier[0]) if differ else None
+        k = 0 if earlier[0] is not None else 1
+        return both[k], both[1 - k], earlier[k]
+
+    def goes_on(self, value: str) -> Sum | None:
+        """The sum that a value comes from without a layer or a normalization in between."""
+        while value not in self.found:
+            k = self.graph.producer.get(value)
+            if k is None or k in self.nodes or value in self.outputs:
+                return None
+            node = self.graph.nodes[k]
+            varying = [name for name in node.input if name and name not in self.graph.constant]
+            through = commutes_with_scale(self.graph, node) or (is_standard(node) and node.op_type in ACTIVATIONS)
+            if len(varying) != 1 or not through:
+                return None
+            value = varying[0]
+        return self.found[value]
+
+    def last_layer(self, value: str) -> str:
+        """The one layer that a branch ends in; empty if there are several, or a way that passes no layer."""
+        wanted, seen, last = [value], {value}, set()
+        while wanted:
+            name = wanted.pop()
+            if name in self.outputs:
+                last.add(name)
+                continue
+            k = self.graph.producer.get(name)
+            if k is None or name in self.found or k in self.nodes:
+                return ""
+            more = {x for x in self.graph.reads(k) if x not in self.graph.constant and x not in self.graph.random}
+            wanted += sorted(more - seen)
+            seen |= more
+        return last.pop() if len(last) == 1 else ""
+
+
+class Streams:
+    """The streams of one trial: what each began with, and so what each branch may add."""
+
+    def __init__(self) -> None:
+        self.begins: dict[int, tuple[float, int]] = {}  # stream -> Var(x_0), and the first sum that was measured
+
+    def target(self, place: Sum, unit: float, y: Moments, measured: Moments, joint: bool) -> float:
+        """The target of the last layer of a branch, `unit` without bounds.
+
+        y: the layer's output as it ran. `measured`: z with x in the bias's place (`joint`), or x alone.
+        """
+        stream = measured.bias_variance if joint else measured.variance
+        if not (math.isfinite(stream) and y.finite and y.variance > 0.0):
+            return unit
+        begin, first = self.begins.setdefault(place.number, (stream, place.k))
+        step = unit / (place.n * place.uses)
+        goal = begin + step * (place.k - first + 1)
+        branch = max(goal - stream, LEAST * step)  # Var(s·z), if Cov(x, z) is 0
+        if not joint or not measured.variance > 0.0:
+            return min(branch, unit)
+        scale, status = solve(measured, goal)
+        if status is Status.OK:
+            branch = max(scale**2 * measured.variance, LEAST * step)
+        return min(branch / measured.variance * y.variance, unit)

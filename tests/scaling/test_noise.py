@@ -1,0 +1,72 @@
+"""Rounding noise: where it begins, how far it goes, and that it is found whatever the size of the model."""
+
+import numpy as np
+import pytest
+
+from helpers import entry, model, near_one, normal, tensor, variances
+from lsuv_cli import initialize
+from lsuv_cli.scaling import verification
+
+X = normal(64, 8, seed=1)
+# Zero on paper; in float32 a few elements are off by one unit in the last place.
+NOISE = "a = Mul(x, three) b = Div(a, three) s = Sub(b, x)"
+
+
+def statuses(result):
+    return {layer.name: str(layer.status) for layer in result.report.layers}
+
+
+def test_noise_is_found_in_a_model_that_is_verified_in_pieces(monkeypatch):
+    monkeypatch.setattr(verification, "VERIFY_BYTES", 300)
+    proto = model(
+        f"""g (float[N,8] x) => (y, z) {{ {NOISE} h = MatMul(s, w) t = Tanh(h) y = MatMul(t, v)
+        p = MatMul(x, u) q = Relu(p) z = MatMul(q, k) }}""",
+        w=normal(8, 8), v=normal(8, 8), u=normal(8, 8), k=normal(8, 8), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert statuses(result) == {"h": "dead", "y": "dead", "p": "ok", "z": "ok"}
+    assert np.abs(tensor(result.model, "w")).max() <= 1  # orthonormal, not blown up
+    assert near_one(variances(result.model, {"x": X}, ["p", "z"], reference=False))
+
+
+@pytest.mark.parametrize("pre_init", ["orthonormal", "keep"])
+def test_layers_behind_noise_with_a_kept_bias_are_scaled_for_the_bias(pre_init):
+    proto = model(
+        f"""g (float[N,8] x) => (z) {{ {NOISE} h = MatMul(s, w) y = Gemm(h, v, c) t = Tanh(y) z = MatMul(t, u) }}""",
+        w=normal(8, 4), v=normal(4, 4), c=0.3 * normal(4), u=normal(4, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X, bias="keep", pre_init=pre_init)
+    assert statuses(result) == {"h": "dead", "y": "dead", "z": "ok"}
+    assert near_one(variances(result.model, {"x": X}, ["z"], reference=False), 0.01)
+
+
+def test_a_weight_that_a_dead_and_a_live_layer_share_is_scaled_for_the_live_one():
+    proto = model(
+        f"g (float[N,8] x) => (y, z) {{ {NOISE} y = MatMul(s, w) z = MatMul(x, w) }}",
+        w=7 * normal(8, 4), three=np.float32(3),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert entry(result, "y").status == "dead"
+    assert entry(result, "z").status == "ok"
+    assert near_one(variances(result.model, {"x": X}, ["z"], reference=False), 0.01)
+
+
+def test_noise_of_a_few_elements_is_noise():
+    """Most elements of the noise are exactly zero, and one small change may leave the others as they were."""
+    x = normal(2, 8)
+    proto = model(f"g (float[N,8] x) => (y) {{ {NOISE} y = MatMul(s, w) }}", w=normal(8, 4), three=np.float32(3))
+    for seed in range(5):
+        result = initialize(proto, np.float32(1 + seed / 7) * x, seed=seed)
+        assert entry(result, "y").status == "dead"
+
+
+def test_a_layer_that_no_noise_reaches_is_not_noise_for_being_sensitive():
+    """Floor turns a small change into a large one; the noise is elsewhere."""
+    proto = model(
+        f"""g (float[N,8] x) => (y, z) {{ {NOISE} y = MatMul(s, w)
+        f = Mul(x, many) i = Floor(f) m = Mod<fmod=1>(i, two) z = MatMul(m, v) }}""",
+        w=normal(8, 4), v=normal(8, 4), three=np.float32(3), two=np.float32(2), many=np.float32(3e3),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert statuses(result) == {"y": "dead", "z": "ok"}
+    assert near_one(variances(result.model, {"x": X}, ["z"], reference=False), 0.01)

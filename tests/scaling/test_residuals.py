@@ -1,0 +1,237 @@
+"""Residual streams: which sums there are, and `residual="bounded"`, checked by unoptimized onnxruntime in float64."""
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from helpers import entry, model, normal, values
+from lsuv_cli import LsuvError, compare, initialize, inspect
+from shell import lsuv
+
+X = normal(96, 16)
+IMAGES = normal(12, 3, 8, 8)
+
+
+def blocks(count: int, between: str = "", start: str = "", **tensors: Any) -> ModelProto:
+    """A stem and pre-norm residual blocks; `between`: a node from the layer's output d_ to what is added."""
+    body = [f"[stem] s0 = {start or 'MatMul(x, W)'}"]
+    given: dict[str, Any] = {"W": normal(16, 16), "one": np.ones(16, np.float32), "twice": np.float32(2)}
+    for k in range(count):
+        added = f"d{k}"
+        body.append(f"n{k} = LayerNormalization(s{k}, one) [up{k}] u{k} = MatMul(n{k}, U{k}) a{k} = Relu(u{k})")
+        body.append(f"[down{k}] d{k} = Gemm(a{k}, D{k}, b{k})")
+        if between:
+            added = f"e{k}"
+            body.append(f"e{k} = {between.replace('d_', f'd{k}')}")
+        body.append(f"[sum{k}] s{k + 1} = Add(s{k}, {added})")
+        given |= {f"U{k}": normal(16, 24, seed=2 * k), f"D{k}": normal(24, 16, seed=2 * k + 1)}
+        given[f"b{k}"] = 0.05 * normal(16, seed=k)
+    text = f"g (float[N,16] x) => (float[N,4] y) {{ {' '.join(body)} [head] y = MatMul(s{count}, H) }}"
+    return model(text, **{**given, "H": normal(16, 4), **tensors})
+
+
+def stream(proto: ModelProto | None, count: int, data: np.ndarray = X) -> np.ndarray:
+    """The true variance of the stream before the first sum and behind each sum."""
+    assert proto is not None
+    found = values(proto, {"x": data}, [f"s{k}" for k in range(count + 1)])
+    return np.array([value.var() for value in found.values()])
+
+
+def test_kept_a_stream_grows_with_depth_and_bounded_it_goes_from_1_to_2():
+    kept, held = (initialize(blocks(8), X, residual=how) for how in ("keep", "bounded"))
+    assert stream(kept.model, 8)[-1] > 6
+    assert np.allclose(stream(held.model, 8), 1 + np.arange(9) / 8, rtol=2e-3)
+    assert {str(layer.status) for layer in held.report.layers} == {"ok"}
+    told = [entry.variance for entry in held.report.sums]
+    assert np.allclose(told, stream(held.model, 8)[1:], rtol=1e-4)
+    assert held.report.stages == kept.report.stages  # what is measured besides costs no pass of its own
+    others = [layer for layer in held.report.layers if not layer.name.startswith("down")]
+    assert {layer.target for layer in others} == {1.0}
+
+
+@pytest.mark.parametrize("batch", [96, 40, 7])
+def test_batches_of_any_size(batch: int):
+    done = initialize(blocks(4), X, residual="bounded", batch_size=batch)
+    assert np.allclose(stream(done.model, 4), 1 + np.arange(5) / 4, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("between", "tensors"),
+    [
+        ("Mul(d_, twice)", {}),
+        ("Identity(d_)", {}),
+        ("BatchNormalization(d_, three, zero, zero, one)", {"three": 3, "zero": 0}),
+        ("Mul(d_, gamma)", {"gamma": normal(16, seed=77)}),
+    ],
+)
+def test_what_stands_between_the_layer_and_the_sum_counts(between: str, tensors: dict[str, Any]):
+    """The branch is measured where it is added, so a factor of 2, of 3 or of each channel is made up for."""
+    wide: dict[str, Any] = {
+        k: v if isinstance(v, np.ndarray) else np.full(16, v, np.float32) for k, v in tensors.items()
+    }
+    done = initialize(blocks(4, between, **wide), X, residual="bounded")
+    assert np.allclose(stream(done.model, 4), 1 + np.arange(5) / 4, rtol=3e-3)
+
+
+@pytest.mark.parametrize("options", [{"bias": "center"}, {"bias": "keep"}, {"scale": "channel"}, {"tol": 1e-4}])
+def test_with_other_options_the_covariance_is_left_out_and_the_stream_is_bounded_all_the_same(options: Any):
+    done = initialize(blocks(8), X, residual="bounded", **options)
+    found = stream(done.model, 8)
+    assert found.max() < 2.6
+    assert found.min() > 0.9
+    assert {str(layer.status) for layer in done.report.layers} == {"ok"}
+
+
+def test_a_layer_scale_of_nearly_nothing_is_not_blown_up():
+    """A branch's layer has at most the target it would have without bounds."""
+    done = initialize(blocks(4, "Mul(d_, tiny)", tiny=np.float32(1e-4)), X, residual="bounded")
+    assert {entry(done, f"down{k}").target for k in range(4)} == {1.0}
+
+
+def test_the_plain_target_is_the_unit_and_a_target_by_name_stays():
+    done = initialize(blocks(4), X, residual="bounded", target_variance=4)
+    assert np.allclose(stream(done.model, 4), 4 * (1 + np.arange(5) / 4), rtol=2e-3)
+    done = initialize(blocks(4), X, residual="bounded", target_variance={"down1": 1})
+    targets = [entry(done, f"down{k}").target for k in range(4)]
+    assert targets[1] == 1.0
+    assert max(targets[0], targets[2], targets[3]) < 0.5
+
+
+def test_a_stream_that_begins_elsewhere_is_bounded_from_there():
+    data = 10 * X
+    done = initialize(blocks(4, start="Identity(x)"), data, residual="bounded")
+    begin = data.astype(np.float64).var()
+    assert np.allclose(stream(done.model, 4, data), begin + np.arange(5) / 4, rtol=2e-3)
+
+
+RESNET = """g (float[N,3,8,8] x) => (float[N,8,4,4] y) {
+    [stem] a = Conv<pads=[1,1,1,1]>(x, A) r = Relu(a)
+    [one] b = Conv<pads=[1,1,1,1]>(r, B) c = Relu(b) [two] d = Conv<pads=[1,1,1,1]>(c, C) [s1] e = Add(d, r) f = Relu(e)
+    [three] g1 = Conv<pads=[1,1,1,1]>(f, D) [s2] h = Add(f, g1) i = Relu(h)
+    [four] j = Conv<strides=[2,2], pads=[1,1,1,1]>(i, E) k = Relu(j) [five] l = Conv<pads=[1,1,1,1]>(k, F)
+    [short] m = Conv<strides=[2,2]>(i, G) [s3] n = Add(l, m) o = Relu(n)
+    [six] p = Conv<pads=[1,1,1,1]>(o, H) [s4] q = Sum(o, p) y = Relu(q) }"""
+
+
+def resnet() -> ModelProto:
+    tensors = {name: normal(8, 8, 3, 3, seed=k) for k, name in enumerate("BCDEFH")}
+    return model(RESNET, A=normal(8, 3, 3, 3), G=normal(8, 8, 1, 1), **tensors)
+
+
+def test_the_sums_of_a_resnet():
+    """A projected shortcut begins a new stream; a ReLU goes on the old one; the branch is the side with more layers."""
+    report = inspect(resnet(), IMAGES)
+    found = [(s.name, s.stream, s.branch, s.branches, s.layer) for s in report.sums]
+    assert found == [("s1", 1, 1, 2, "two"), ("s2", 1, 2, 2, "three"), ("s3", 2, 1, 2, "five"), ("s4", 2, 2, 2, "six")]
+    truth = values(resnet(), {"x": IMAGES}, ["e", "h", "n", "q"])
+    assert np.allclose([s.variance for s in report.sums], [v.var() for v in truth.values()], rtol=1e-4)
+    assert np.allclose([s.mean for s in report.sums], [v.mean() for v in truth.values()], rtol=1e-3)
+
+
+def test_a_resnet_is_bounded():
+    done = initialize(resnet(), IMAGES, residual="bounded")
+    found = values(done.model, {"x": IMAGES}, ["r", "e", "h", "m", "n", "q"])
+    begin = found["r"].var()
+    assert np.isclose(found["e"].var(), begin + 0.5, rtol=5e-3)
+    assert found["h"].var() <= begin + 1.005
+    assert np.isclose(found["n"].var(), 1.5, rtol=5e-3)
+    assert found["q"].var() <= 2.01
+    assert {str(layer.status) for layer in done.report.layers} == {"ok"}
+
+
+def test_sums_that_are_no_residual_ones():
+    text = """g (float[N,16] x, float[N,16] p) => (float[N,16] y) {
+        e = Add(x, p) [a] b = MatMul(e, A) [c] d = MatMul(e, C)
+        f = Add(b, d) n = LayerNormalization(f, one) [g1] h = MatMul(n, G) i = Add(n, h) j = LayerNormalization(i, one)
+        [k] l = MatMul(j, K) y = Add(j, l) }"""
+    tensors = {name: normal(16, 16, seed=k) for k, name in enumerate("ACGK")}
+    proto = model(text, one=np.ones(16, np.float32), **tensors)
+    report = inspect(proto, {"x": X, "p": X[::-1]})
+    assert [(s.stream, s.branch, s.branches) for s in report.sums] == [(1, 1, 1), (2, 1, 1)]
+    plain, bounded = (initialize(proto, {"x": X, "p": X[::-1]}, residual=how) for how in ("keep", "bounded"))
+    assert plain.model is not None
+    assert bounded.model is not None
+    assert [t.raw_data for t in plain.model.graph.initializer] == [t.raw_data for t in bounded.model.graph.initializer]
+
+
+def test_a_branch_that_ends_in_two_layers_is_left_and_shown():
+    text = """g (float[N,16] x) => (float[N,16] y) { [stem] s = MatMul(x, S) [a] b = MatMul(s, A) [g1] h = MatMul(s, G)
+        i = Sigmoid(h) j = Mul(b, i) [sum1] t = Add(s, j) [k] l = MatMul(t, K) [sum2] y = Add(t, l) }"""
+    proto = model(text, **{name: normal(16, 16, seed=k) for k, name in enumerate("SAGK")})
+    done = initialize(proto, X, residual="bounded")
+    assert [(s.name, s.layer) for s in done.report.sums] == [("sum1", ""), ("sum2", "k")]
+    assert entry(done, "a").target == 1.0
+    assert entry(done, "k").target < 1.0
+
+
+def test_shared_blocks_have_the_target_of_their_first_use():
+    proto = blocks(4)
+    for node in proto.graph.node:
+        node.input[:] = [f"{n[0]}0" if n[0] in "UDb" and n[1:].isdigit() else n for n in node.input]
+    done = initialize(proto, X, residual="bounded")
+    assert 1.1 < stream(done.model, 4)[-1] < 2.01
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_types(kind: Any):
+    proto = blocks(4)
+    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    for held in proto.graph.initializer:
+        held.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(held).astype(kind), held.name))
+    for info in (*proto.graph.input, *proto.graph.output):
+        info.type.tensor_type.elem_type = code
+    done = initialize(proto, X.astype(kind), residual="bounded")
+    assert np.allclose(stream(done.model, 4, X.astype(kind)), 1 + np.arange(5) / 4, rtol=1e-2)
+
+
+def test_the_command_shows_the_stream(tmp_path):
+    onnx.save(blocks(3), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", X)
+    shown = lsuv("inspect", tmp_path / "m.onnx", "--data", tmp_path / "x.npy")
+    assert "variance of the residual stream at each sum" in shown.out
+    assert "variance of the residual" not in lsuv("inspect", tmp_path / "m.onnx").out
+    told = json.loads(lsuv("inspect", tmp_path / "m.onnx", "--data", tmp_path / "x.npy", "--json").out)
+    assert [s["name"] for s in told["sums"]] == ["sum0", "sum1", "sum2"]
+    out = tmp_path / "o.onnx"
+    made = lsuv("init", tmp_path / "m.onnx", "--data", tmp_path / "x.npy", "--residual", "bounded", "-o", out)
+    assert made.code == 0
+    assert "3/3" in made.err
+    assert np.allclose(stream(onnx.load(out), 3), 1 + np.arange(4) / 3, rtol=2e-3)
+    assert {p.key: p.value for p in onnx.load(out).metadata_props}["lsuv.residual"] == "bounded"
+
+
+def test_compare_takes_options_behind_plus_signs(tmp_path):
+    inits = ["lsuv", "lsuv+center", "lsuv+channel", "lsuv+center+channel", "lsuv+bounded", "keep"]
+    reports = compare(blocks(4), X, inits)
+    assert list(reports) == inits
+    assert reports["lsuv+center"].settings["bias"] == "center"
+    assert reports["lsuv+center+channel"].settings["scale"] == "channel"
+    assert reports["lsuv"].sums[-1].variance > 3.5
+    assert abs(reports["lsuv+bounded"].sums[-1].variance - 2) < 0.02
+    alone = initialize(blocks(4), X, bias="center", scale="channel")
+    both = reports["lsuv+center+channel"].layers
+    assert [layer.scale for layer in both] == [layer.scale for layer in alone.report.layers]
+    for wrong in ("lsuv+centre", "msra+center", "keep+bounded", "lsuv+"):
+        with pytest.raises(LsuvError, match="choose among lsuv, lsuv\\+center, lsuv\\+channel, lsuv\\+bounded, ortho"):
+            compare(blocks(1), X, wrong)
+    onnx.save(blocks(3), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", X)
+    told = lsuv("compare", tmp_path / "m.onnx", "--data", tmp_path / "x.npy", "--inits", "lsuv,lsuv+bounded,msra")
+    assert told.code == 0
+    assert "variance of the residual stream at each sum" in told.out
+
+
+def test_unscaled_initializations_beside_a_centred_one():
+    reports = compare(blocks(2), X, "lsuv,xavier,keep", bias="center", scale="channel", residual="bounded")
+    assert reports["lsuv"].settings["residual"] == "bounded"
+    assert reports["xavier"].settings["bias"] == "zero"
+
+
+def test_bounds_need_scaling():
+    with pytest.raises(LsuvError) as caught:
+        initialize(blocks(2), X, residual="bounded", rescale=False)
+    assert str(caught.value) == "`residual='bounded'` needs measured outputs; `rescale=False` stops before them"
