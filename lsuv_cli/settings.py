@@ -393,6 +393,7 @@ class Settings:
             DATA,
             "NAME:[N,...]",
             "Random data: the shape of an input in one run.",
+            repeatable=True,
         ),
     ] = ()
     val_range: Annotated[
@@ -402,6 +403,7 @@ class Settings:
             DATA,
             "NAME:[X,X]",
             "Random data: uniform numbers from X to X, not normal ones.",
+            repeatable=True,
         ),
     ] = ()
     device: Annotated[
