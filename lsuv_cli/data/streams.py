@@ -12,6 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,18 +29,20 @@ CHUNK = 1 << 20
 
 
 class Spool:
-    """A temporary file that is removed with the last reference to it."""
+    """A temporary file that is removed with the last reference to it, or when the process ends."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="lsuv-data-")
         self.path = Path(name)
         temporary.announce(self.path)
         self.file: IO[bytes] = os.fdopen(handle, "wb")
+        self.remove = weakref.finalize(self, _removed, self.file, self.path)
 
-    def __del__(self) -> None:
-        self.file.close()
-        self.path.unlink(missing_ok=True)
-        temporary.withdraw(self.path)
+
+def _removed(file: IO[bytes], path: Path) -> None:
+    file.close()
+    path.unlink(missing_ok=True)
+    temporary.withdraw(path)
 
 
 def is_stream(path: Path) -> bool:
@@ -58,13 +61,17 @@ def contents(path: Path) -> Contents:
     if str(path) == STDIN and sys.stdin.isatty():
         raise DataError("the data is to come from standard input, which is a terminal; pipe a file into it")
     spool = Spool()
-    with files.reading(path):
-        if str(path) == STDIN:
-            _copy(sys.stdin.buffer, spool.file, shown)
-        else:
-            with path.open("rb") as stream:
-                _copy(stream, spool.file, shown)
-    kind = _kind(spool.path, shown)
+    try:
+        with files.reading(path):
+            if str(path) == STDIN:
+                _copy(sys.stdin.buffer, spool.file, shown)
+            else:
+                with path.open("rb") as stream:
+                    _copy(stream, spool.file, shown)
+        kind = _kind(spool.path, shown)
+    except BaseException:  # an interruption too
+        spool.remove()
+        raise
     return {name: partial(_opened, spool, opened, shown) for name, opened in files.READERS[kind](spool.path).items()}
 
 

@@ -1,11 +1,13 @@
 """Data from elsewhere than .npy files: onnx's test data, safetensors, pipes, literals, and what cannot be mixed."""
 
+import contextlib
 import json
 import os
 import struct
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,16 +117,37 @@ def test_a_fifo_is_read_once_and_used_many_times(tmp_path: Path, save: Any) -> N
         np.testing.assert_array_equal(fed(calibration), normal(10, 2).astype(np.float32))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_copied_beyond_half_of_the_free_space(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("lsuv_cli.data.streams.shutil.disk_usage", lambda _: SimpleNamespace(free=400))
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), (tmp_path / "pipe").open("wb") as pipe:
+            pipe.write(bytes(1000))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert "more than 200 bytes" in message([f"x={tmp_path / 'pipe'}"], ROWS)
+    thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_data_from_standard_input(tmp_path: Path) -> None:
     onnx.save(
         model("g (float[N,2] x) => (float[N,2] y) { y = MatMul(x, W) }", W=helpers.normal(2, 2)),
         tmp_path / "m.onnx",
     )
     content = Path(saved(tmp_path / "c.npy", normal(50, 2))).read_bytes()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
 
     def run(*words: str, given: bytes = content) -> tuple[int, str]:
         command = [*LSUV, "inspect", *words]
-        done = subprocess.run(command, input=given, capture_output=True, cwd=tmp_path, check=False)
+        env = os.environ | {"TMPDIR": str(scratch)}
+        done = subprocess.run(command, input=given, capture_output=True, cwd=tmp_path, env=env, check=False)
+        assert not list(scratch.glob("lsuv-*"))
         return done.returncode, done.stdout.decode() + done.stderr.decode()
 
     code, text = run("m.onnx", "--data", "-")
