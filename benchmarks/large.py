@@ -1,25 +1,35 @@
-"""Initialize a model of several gigabytes and tell the peak memory: `python benchmarks/large.py --gigabytes 3`.
+"""Initialize a large model and tell the peak memory: `python benchmarks/large.py --gigabytes 3`.
 
-The model, a chain of square inner products with ReLU, is built with external data in a temporary directory, taken
-through `lsuv init` as a process of its own, checked, and removed.
+The model is built in a temporary directory, taken through a command of `lsuv` as a process of its own, and removed. It
+is a chain of square inner products with ReLU and external data, or with `--one-file` the same in one file, or with
+`--bert` a transformer encoder of BERT's size in one file. Options that are not known here go to the command:
+`python benchmarks/large.py --bert --pre-init msra`.
 """
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+
+COMMANDS = {
+    "init": "init {model} --data {data} -o {out} -q",
+    "pipe": "init - --data {data} -o - -q",
+    "check": "check {model} --data {data} -q",
+    "inspect": "inspect {model}",
+    "compare": "compare {model} --data {data}",
+}
 
 
-def build(path: Path, layers: int, width: int) -> None:
-    """Write the model; all weights are zeros in a sparse file, which costs no disk."""
+def chain(path: Path, layers: int, width: int, one_file: bool) -> None:
+    """Write a chain; with external data all weights are zeros in a sparse file, which costs no disk."""
     nodes, size = [], width * width * 4
     graph = onnx.GraphProto(name="large")
     value = "x"
@@ -29,17 +39,79 @@ def build(path: Path, layers: int, width: int) -> None:
             helper.make_node("Relu", [f"y{k}"], [f"a{k}"]),
         ]
         weight = graph.initializer.add(name=f"w{k}", dims=[width, width], data_type=TensorProto.FLOAT)
-        weight.data_location = TensorProto.EXTERNAL
-        for key, text in (("location", "large.bin"), ("offset", str(k * size)), ("length", str(size))):
-            weight.external_data.add(key=key, value=text)
+        if one_file:
+            weight.raw_data = np.random.default_rng(k).standard_normal((width, width), np.float32).tobytes()
+        else:
+            weight.data_location = TensorProto.EXTERNAL
+            for key, text in (("location", "large.bin"), ("offset", str(k * size)), ("length", str(size))):
+                weight.external_data.add(key=key, value=text)
         value = f"a{k}"
     graph.node.extend(nodes)
     graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width]))
     graph.output.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", width]))
+    _save(graph, path)
+    if not one_file:
+        with (path.parent / "large.bin").open("wb") as file:
+            file.truncate(layers * size)
+
+
+def bert(path: Path, layers: int = 12, width: int = 768, words: int = 30522, length: int = 32) -> None:
+    """Write an encoder of BERT's size: embedding, attention with one head, two inner products, normalizations."""
+    rng = np.random.default_rng(0)
+    graph = onnx.GraphProto(name="bert")
+
+    def add(op: str, inputs: str, output: str, **attributes: Any) -> str:
+        graph.node.append(helper.make_node(op, inputs.split(), [output], output, **attributes))
+        return output
+
+    def weight(name: str, *shape: int) -> str:
+        array = rng.standard_normal(shape, np.float32) * np.float32(0.02)
+        graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    graph.initializer.append(numpy_helper.from_array(np.ones(width, np.float32), "one"))
+    value = add("Gather", f"{weight('words', words, width)} x", "embedded")
+    for k in range(layers):
+        q, key, v = (add("MatMul", f"{value} {weight(f'{n}{k}.w', width, width)}", f"{n}{k}") for n in ("q", "k", "v"))
+        scores = add("MatMul", f"{q} {add('Transpose', key, f'turned{k}', perm=[0, 2, 1])}", f"scores{k}")
+        mixed = add("MatMul", f"{add('Softmax', scores, f'share{k}')} {v}", f"mixed{k}")
+        out = add("MatMul", f"{mixed} {weight(f'out{k}.w', width, width)}", f"out{k}")
+        value = add("LayerNormalization", f"{add('Add', f'{value} {out}', f'sum{k}')} one", f"normed{k}")
+        wide = add("MatMul", f"{value} {weight(f'wide{k}.w', width, 4 * width)}", f"wide{k}")
+        narrow = f"{add('Relu', wide, f'relu{k}')} {weight(f'narrow{k}.w', 4 * width, width)}"
+        total = add("Add", f"{value} {add('MatMul', narrow, f'narrow{k}')}", f"total{k}")
+        value = add("LayerNormalization", f"{total} one", f"value{k}")
+    graph.input.append(helper.make_tensor_value_info("x", TensorProto.INT64, ["N", length]))
+    graph.output.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", length, width]))
+    _save(graph, path)
+
+
+def _save(graph: onnx.GraphProto, path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path.write_bytes(model.SerializeToString())
-    with (path.parent / "large.bin").open("wb") as file:
-        file.truncate(layers * size)
+
+
+def resident(process: int) -> int:
+    """Kilobytes in memory of a process and all that it started."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return int(status.partition("VmRSS:")[2].split()[0]) + sum(map(resident, map(int, children)))
+    except (OSError, IndexError):  # it has ended
+        return 0
+
+
+def run(words: list[str], model: Path) -> tuple[int, int, float]:
+    """Exit code, peak of all processes together in bytes (sampled every 10 ms; Linux), seconds."""
+    begun, peak = time.perf_counter(), 0
+    with model.open("rb") as stdin:
+        process = subprocess.Popen([sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words],
+                                   stdin=stdin, stdout=subprocess.DEVNULL)  # fmt: skip
+    ended = threading.Event()
+    threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
+    while not ended.wait(0.01):
+        peak = max(peak, resident(process.pid))
+    return process.returncode, peak * 1024, time.perf_counter() - begun
 
 
 def main() -> None:
@@ -47,26 +119,25 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=3.0)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--samples", type=int, default=256)
-    options = parser.parse_args()
+    parser.add_argument("--one-file", action="store_true")
+    parser.add_argument("--bert", action="store_true")
+    parser.add_argument("--command", choices=COMMANDS, default="init")
+    options, more = parser.parse_known_args()
     layers = int(-(-options.gigabytes * 2**30 // (options.width**2 * 4)))
+    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         model, data, out = (Path(folder) / name for name in ("large.onnx", "x.npy", "out.onnx"))
-        build(model, layers, options.width)
-        np.save(data, np.random.default_rng(0).standard_normal((options.samples, options.width)).astype(np.float32))
-        lsuv = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
-        command = [*lsuv, "init", str(model), "--data", str(data), "-o", str(out), "--json", "-q"]
-        begun = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        report = json.loads(process.stdout.read())
-        _, status, usage = os.wait4(process.pid, 0)
-        took = time.perf_counter() - begun
-        size = (Path(folder) / "out.onnx.data").stat().st_size
-        variances = [layer["variance"] for layer in report["layers"]]
-    print(f"{layers} layers of {options.width} x {options.width}, {size / 2**30:.2f} GiB of weights written")
-    print(f"exit code {os.waitstatus_to_exitcode(status)}, {report['stages']} stages, {took:.0f} s")
-    print(f"variances from {min(variances):.6f} to {max(variances):.6f}")
-    print(f"peak resident set {usage.ru_maxrss / 2**20:.2f} GiB")
+        if options.bert:
+            bert(model)
+            np.save(data, rng.integers(0, 30522, (options.samples, 32)))
+        else:
+            chain(model, layers, options.width, options.one_file)
+            np.save(data, rng.standard_normal((options.samples, options.width)).astype(np.float32))
+        words = COMMANDS[options.command].format(model=model, data=data, out=out).split()
+        size = sum(path.stat().st_size for path in (model, Path(folder) / "large.bin") if path.exists())
+        code, peak, took = run([*words, *more], model)
+    print(f"lsuv {options.command}, {size / 1e6:.0f} MB of model: exit code {code}, {took:.0f} s")
+    print(f"peak resident set of all processes {peak / 1e6:.0f} MB, {peak / size:.2f} times the model")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write commands.md from the commands themselves, the table of settings in python.md, and the figure stages.svg.
+"""Write commands.md from the commands themselves, the table of settings in python.md, stages.svg, and the JSON Schema.
 
 python docs/generate.py
 """
@@ -209,3 +209,6 @@ if __name__ == "__main__":
     (DOCS / "commands.md").write_text(commands(), encoding="utf-8")
     (DOCS / "python.md").write_text(python(), encoding="utf-8")
     (DOCS / "stages.svg").write_text(figure(), encoding="utf-8")
+    from schema import schema
+
+    (DOCS.parent / "lsuv_cli" / "report.schema.json").write_text(schema(), encoding="utf-8")

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
         strip,
     )
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
-    from lsuv_cli.report import LayerReport, Report, Status
+    from lsuv_cli.report import Comparison, LayerReport, Report, Status
     from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings, SettingsDict, Tied
 
 __all__ = [
     "Bias",
+    "Comparison",
     "DataError",
     "DeviceError",
     "Diagnosis",

@@ -24,7 +24,7 @@ from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Exposed, Initialized, Job, Stripped
 from lsuv_cli.progress import Listener, silent
-from lsuv_cli.report import Report
+from lsuv_cli.report import Comparison, Report
 from lsuv_cli.scaling import filling, runtime
 from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import (
@@ -77,6 +77,7 @@ class Keywords(SettingsDict, total=False):
 
     listen: Listener
     drawn: Mapping[str, StrPath] | None
+    details: bool
 
 
 class InitializeKeywords(Keywords, total=False):
@@ -93,13 +94,14 @@ class _Call:
     settings: Settings
     listen: Listener = silent
     drawn: Mapping[str, StrPath] | None = None
+    details: bool = False
     force: bool = False
     without_weights: bool = False
 
     @classmethod
     def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
         """Take keywords apart; those that are not the call's own must be settings."""
-        own = {k: v for k, v in given.items() if k in {"listen", "drawn", *own_too}}
+        own = {k: v for k, v in given.items() if k in {"listen", "drawn", "details", *own_too}}
         settings = {k: v for k, v in given.items() if k not in own}
         return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
 
@@ -112,8 +114,10 @@ _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such
     every run, "LOADER.py:FUNCTION" for a function of yours that yields dicts of arrays, "random" for random
     numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
-_DRAWN = """drawn: plots of the report that the caller is going to write, paths by a name for messages. No output may
-    be an input or another output, and these are checked with them."""
+_DRAWN = """drawn: plots and pages of the report that the caller is going to write, paths by a name for messages. No
+    output may be an input or another output, and these are checked with them."""
+_DETAILS = """details: measure what a page shows beyond the numbers (`report.details`): histograms, channels, dead
+    units, the graph's outline. The variances stay the same."""
 
 
 def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[Function], Function]:
@@ -126,7 +130,7 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
             shown = str(default) if isinstance(default, str) else repr(default)
             lines.append(f"{name}: {ABOUT[name].help} Default: {shown}.")
         assert function.__doc__ is not None
-        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN}
+        shared = {"{model}": _MODEL, "{data}": _DATA, "{listen}": _LISTEN, "{drawn}": _DRAWN, "{details}": _DETAILS}
         shared["{settings}"] = "\n".join(lines)
         text = inspect_module.cleandoc(function.__doc__)  # Python 3.13 has done so already
         for mark, words in shared.items():
@@ -164,6 +168,7 @@ def initialize(
             are always made up.) A warning says how many there were. Default: False.
         {listen}
         {drawn}
+        {details}
 
     Settings, the fields of `Settings`:
         {settings}
@@ -174,7 +179,7 @@ def initialize(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
-        job = Job(file, call.settings, as_sources(data), call.listen, before)
+        job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
         if weights is not None:
             named.check(weights)
         wanted = {"`output`": None if dry_run else output, "`weights`": weights}
@@ -200,6 +205,7 @@ def measure(
         {data}
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
@@ -208,7 +214,7 @@ def measure(
     if data is None:
         raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
-        job = Job(file, call.settings, as_sources(data), call.listen)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
         return job.look("measure")
 
@@ -229,6 +235,7 @@ def inspect(
         dump: a new directory for the values themselves: an .npy file for each layer's output on all of the data.
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too):
         {settings}
@@ -236,7 +243,7 @@ def inspect(
     call = _Call.of(keywords)
     with _opened(model) as file:
         place = dumps.check(dump) if dump is not None else None
-        job = Job(file, call.settings, as_sources(data), call.listen, with_sums=True)
+        job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
         return job.look("inspect", place)
 
@@ -272,8 +279,8 @@ def compare(
     data: Data | Paths,
     inits: str | Sequence[str] = INITS,
     **keywords: Unpack[Keywords],
-) -> dict[str, Report]:
-    """A report for each of several initializations of the same model. Nothing is written.
+) -> Comparison:
+    """A report for each of several initializations of the same model: a mapping. Nothing is written.
 
     Arguments:
         {model}
@@ -283,6 +290,7 @@ def compare(
             as given; or another pre-initialization (see `pre_init`), which is then not scaled.
         {listen}
         {drawn}
+        {details}
 
     Settings that matter (the others are accepted too); `pre_init` is for "lsuv":
         {settings}
@@ -301,14 +309,14 @@ def compare(
         Job(file, checked, sources, listen).targets(call.drawn)
         for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                job = Job(file, checked, sources, listen, with_sums=True, calibration=read)
+                job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.look("measure")
             else:
-                copy = ModelFile(_copied(file.proto), file.directory, file.name)
-                job = Job(copy, settings, sources, listen, with_sums=True, calibration=read)
+                copy = file.copy()
+                job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.initialize(None, None, dry_run=False).report
             read = job.calibration
-    return reports
+    return Comparison(_outlined_once(reports))
 
 
 def strip(
@@ -402,7 +410,12 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
         raise
 
 
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+def _outlined_once(reports: dict[str, Report]) -> dict[str, Report]:
+    """The reports of one graph, with the graph's outline in the first one only."""
+    first = next(iter(reports.values()))
+    return {
+        name: replace(report, details=replace(report.details, outline=()))
+        if report.details is not None and report is not first
+        else report
+        for name, report in reports.items()
+    }

@@ -34,7 +34,7 @@ from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import devices, drivers
-from lsuv_cli.scaling.providers import PROVIDERS, Device
+from lsuv_cli.scaling.providers import PROVIDERS, Device, Provider
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
 
@@ -127,15 +127,19 @@ def examine(settings: Settings, listen: Listener = silent) -> Diagnosis:
         if name not in PROVIDERS:
             raise
         number = settings.device.partition(":")[2]
-        facts = PROVIDERS[name].facts(int(number) if number else 0)
+        facts = _facts(PROVIDERS[name], int(number) if number else 0)
         return Diagnosis(__version__, _versions(), "", str(problem), facts, _free(None), problems=(str(problem),))
     with _watched(device) as taken:
         cases = tuple(_cases(device, listen))
         seconds = _timed(device)
     memory = {**_free(device), **taken}
     problems = tuple(f"{case.name} in {case.dtype}: {case.problem}" for case in cases if not case.ok)
-    facts = {key: value for key, value in device.provider.facts(device.index).items() if value}
+    facts = _facts(device.provider, device.index)
     return Diagnosis(__version__, _versions(), str(device), device.reason, facts, memory, cases, seconds, problems)
+
+
+def _facts(provider: Provider, index: int) -> dict[str, str]:
+    return {name: value for name, value in provider.facts(index).items() if value}
 
 
 def _versions() -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli.details import Histogram
 from lsuv_cli.model import layers
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
@@ -35,6 +36,7 @@ class Findings:
     turns: Mapping[str, Turn] = field(default_factory=dict)
     noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
     pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
+    outputs: Mapping[str, Histogram] = field(default_factory=dict)  # of the verified file, if asked for
 
 
 def judge(moments: Moments | None, turn: Turn, tol: float) -> Status:
@@ -49,8 +51,8 @@ def judge(moments: Moments | None, turn: Turn, tol: float) -> Status:
 
 def of_measurement(
     graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
-) -> list[LayerReport]:
-    """The entries of a model as it stands; each layer is judged by the settings, if there are any."""
+) -> dict[int, LayerReport]:
+    """Node -> entry, for a model as it stands; each layer is judged by the settings, if there are any."""
     wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
     entries = []
@@ -67,8 +69,10 @@ def of_measurement(
     return _in_order(entries, every, Status.PLANNED)
 
 
-def of_initialization(prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool) -> list[LayerReport]:
-    """The entries of an initialized model, or of the plan to initialize it."""
+def of_initialization(
+    prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool
+) -> dict[int, LayerReport]:
+    """Node -> entry, for an initialized model, or for the plan to initialize it."""
     wanted = {layer.output for layer in prepared.layers.layers}
     reasons = {item.node: item for item in prepared.layers.skipped}
     users = layers.by_tensor(prepared.layers.layers)
@@ -89,6 +93,9 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("bias kept")
             if turn is not None and turn.centred:
                 notes.append("bias centred")
+            found = findings.verified.get(layer.output)
+            if turn is not None and turn.status is Status.DEAD and found is not None and found.channels is not None:
+                notes.append("every channel of its output is constant")
             if turn is not None and turn.dead is not None and turn.dead.any():
                 notes.append(f"{turn.dead.sum()} of {len(turn.dead)} channels are dead: constant, and not scaled")
         entry = _entry(prepared.graph, layer, status, findings)
@@ -108,14 +115,14 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
 
 
 def judged_at_home(
-    entries: Iterable[LayerReport], account: Carried | None, prepared: Prepared
-) -> tuple[list[LayerReport], Carried | None]:
+    entries: Mapping[int, LayerReport], account: Carried | None, prepared: Prepared
+) -> tuple[Mapping[int, LayerReport], Carried | None]:
     """The entries and the account of carried tensors: a layer that is not carried, or behind one, is not ok.
 
     It is right in the written model, but at home the old tensor stays, and what follows sees other values.
     """
     if account is None or not account.left:
-        return list(entries), account
+        return entries, account
     reasons = {item.name: item.reason for item in account.left}
     owners: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
@@ -127,12 +134,12 @@ def judged_at_home(
             notes[layer.name] = f"not carried home: {reasons[tensor]}"
         if layer.output in behind:
             notes.setdefault(layer.name, "behind a layer that is not carried home")
-    judged = [
-        replace(entry, status=Status.NOT_HOME, notes=(*entry.notes, notes[entry.name]))
+    judged = {
+        node: replace(entry, status=Status.NOT_HOME, notes=(*entry.notes, notes[entry.name]))
         if entry.name in notes and entry.status in {Status.OK, Status.TIED}
         else entry
-        for entry in entries
-    ]
+        for node, entry in entries.items()
+    }
     left = tuple(replace(item, layers=tuple(owners.get(item.name, ()))) for item in account.left)
     return judged, replace(account, left=left)
 
@@ -181,21 +188,22 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     return Status.TIED if together is Status.OK else status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> list[LayerReport]:
-    """Layers, skipped nodes and recurrent ones in the order of execution."""
+def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> dict[int, LayerReport]:
+    """Node -> entry, for layers, skipped nodes and recurrent ones in the order of execution."""
     known = {layer.node for layer in layer_set.layers} | {item.node for item in layer_set.recurrent}
     entries = [
         *entries,
         *((item.node, _skipped(item)) for item in layer_set.skipped if item.node not in known),
         *((item.node, _recurrent(item, recurrent)) for item in layer_set.recurrent),
     ]
-    return [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
+    return dict(sorted(entries, key=lambda pair: pair[0]))
 
 
 def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:
     moments = findings.verified.get(layer.output)
+    stage = findings.plan.stage_of.get(layer.output)
     notes = list(layer.notes)
-    if layer.output in findings.noise or (moments is not None and moments.noise):
+    if moments is not None and (moments.noise or (layer.output in findings.noise and not moments.is_zero)):
         notes.append("its output is nothing but rounding errors")
     elif moments is not None and moments.disputed is not None:
         notes.append(
@@ -207,7 +215,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         module=layer.module,
         op=layer.op,
         status=status,
-        stage=findings.plan.stage_of.get(layer.output),
+        stage=None if stage is None else stage + 1,
         weight=layer.weight.base,
         shape=layer.weight.shape,
         groups=layer.groups,
@@ -227,13 +235,15 @@ def _channels(turn: Turn | None, moments: Moments | None) -> ChannelsReport | No
         return None
     mean, variance = moments.channels.mean, moments.channels.variance
     live = np.ones(len(mean), bool) if turn.dead is None else ~turn.dead
-    scales = turn.scale * turn.ratios[live] if turn.ratios is not None else None
+    if turn.status is Status.DEAD:
+        live[:] = False
+    scales = turn.scale * turn.ratios[live] if turn.ratios is not None and live.any() else None
     return ChannelsReport(
         count=len(mean),
         dead=int((~live).sum()),
         largest_mean=float(np.abs(mean).max()),
-        least_variance=float(variance[live].min()),
-        most_variance=float(variance[live].max()),
+        least_variance=float(variance[live].min(initial=math.inf)) if live.any() else 0.0,
+        most_variance=float(variance[live].max(initial=0.0)),
         least_scale=None if scales is None else float(scales.min()),
         most_scale=None if scales is None else float(scales.max()),
     )

@@ -27,6 +27,7 @@ StrPath = str | os.PathLike[str]
 
 DATA_SUFFIX = ".data"  # of the file with a model's weights, beside it
 DESCRIPTORS = ("/dev/fd", "/proc/self/fd")
+CHUNK = 1 << 22  # bytes that are sent to a stream at a time
 LINKS = 40  # symbolic links in a row, as many as Linux follows
 RENAME_NOREPLACE = 1
 AT_FDCWD = -100
@@ -63,18 +64,19 @@ class Target:
         except OSError as problem:
             raise self.failure(problem) from None
 
-    def send(self, data: bytes) -> None:
+    def send(self, chunks: Iterable[bytes | memoryview]) -> None:
         """Write to a stream."""
         try:
             with self.place.open("wb") as stream:
-                stream.write(data)
+                stream.writelines(chunks)
         except OSError as problem:
             raise self.failure(problem) from None
 
     def deliver(self, made: Path) -> None:
         """Publish a finished file, or send it to a stream."""
         if self.stream:
-            self.send(made.read_bytes())
+            with made.open("rb") as file:
+                self.send(iter(lambda: file.read(CHUNK), b""))
         else:
             self.publish(made)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import dumps, interruption, layer_reports, outputs
+from lsuv_cli import dumps, interruption, layer_details, layer_reports, outputs
 from lsuv_cli.data import batches, loaders, random_data, reading
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
+from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
@@ -26,7 +27,7 @@ from lsuv_cli.layer_reports import Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, exposure, indices, layers, prepare, stripping
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model.draft import Draft, serialized
+from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import LayerSet
@@ -55,53 +56,54 @@ FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
 
 
 @dataclass(frozen=True)
-class Initialized:
+class _Made:
+    """A model that was made. It is in the output, and is read from there when it is asked for."""
+
+    _file: ModelFile | None = field(default=None, kw_only=True)
+
+    @functools.cached_property
+    def model(self) -> onnx.ModelProto | None:
+        """The model, read from the output when it is asked for; None if its weights are in a file beside the output."""
+        return None if self._file is None else self._file.embedded()
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The model as the bytes of an ONNX file, a few megabytes at a time."""
+        if self._file is None:
+            raise LsuvError("the model's weights are in a file beside the output; read it from there")
+        return self._file.chunks()
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of an ONNX file."""
+        return b"".join(self.chunks())
+
+
+@dataclass(frozen=True)
+class Initialized(_Made):
     """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
 
     With `like`, `weights` is that checkpoint with the initialized values.
     """
 
-    model: onnx.ModelProto | None
     report: Report
     weights: dict[str, Array] | None = None
 
-    def to_bytes(self) -> bytes:
-        """The model as the bytes of an ONNX file."""
-        return _as_bytes(self.model)
-
 
 @dataclass(frozen=True)
-class Exposed:
+class Exposed(_Made):
     """What `expose` gives: the model (None if its weights are in a file beside the output), and its new outputs."""
 
-    model: onnx.ModelProto | None
     outputs: Mapping[str, str]  # layer -> the output that has its value, in the order of execution
     warnings: tuple[str, ...] = ()
 
-    def to_bytes(self) -> bytes:
-        """The model as the bytes of an ONNX file."""
-        return _as_bytes(self.model)
-
 
 @dataclass(frozen=True)
-class Stripped:
+class Stripped(_Made):
     """What `strip` gives: the model, each stripped tensor's role, their bytes, and the float tensors that were kept."""
 
-    model: onnx.ModelProto
     roles: Mapping[str, str]
     bytes: int
     kept: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-    def to_bytes(self) -> builtins.bytes:
-        """The model as the bytes of an ONNX file."""
-        return serialized(self.model)
-
-
-def _as_bytes(model: onnx.ModelProto | None) -> bytes:
-    if model is None:
-        raise LsuvError("the model's weights are in a file beside the output; read it from there")
-    return serialized(model)
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Job:
     data: Data | Sequence[str] | None
     listen: Listener
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
+    details: bool = False  # look closely at every layer, for a page
     with_sums: bool = False  # measure residual sums too
     calibration: Calibration | None = None  # the data, once it is read
     warnings: list[str] = field(default_factory=list)
@@ -145,6 +148,7 @@ class Job:
         with self._guesses_told(), Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
+            files = layer_details.fingerprints(self.file) if self.details else {}
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
             homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
@@ -156,13 +160,14 @@ class Job:
             if not dry_run:
                 self._pre_initialize(draft, prepared)
                 findings, trials = self._fill(draft, prepared, findings, run)
-            entries = layer_reports.of_initialization(prepared, findings, settings, dry_run)
+            found = layer_reports.of_initialization(prepared, findings, settings, dry_run)
             tensors, account = self._tensors_for_home(prepared, homes, matched) if not dry_run else (None, None)
-            entries, account = layer_reports.judged_at_home(entries, account, prepared)
+            entries, account = layer_reports.judged_at_home(found, account, prepared)
             report = self._report(
                 "init",
                 entries,
                 run,
+                details=self._details(prepared.graph, prepared.every, entries, findings, files),
                 output=None if dry_run or output is None else str(output.given),
                 stages=len(findings.plan.stages),
                 trials=trials,
@@ -175,7 +180,7 @@ class Job:
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
-            return Initialized(self.file.proto if draft.in_memory else None, report, home)
+            return Initialized(report, home, _file=draft.in_memory() if dry_run else draft.result)
 
     def _plan(self, prepared: Prepared) -> Plan:
         graph, chosen = prepared.graph, prepared.layers.layers
@@ -251,8 +256,8 @@ class Job:
                 self.warnings.append(f"inside functions or branches, where no output can be: {names}")
             draft.finish(draft.earlier_metadata())
             draft.publish()
-            model = self.file.proto if draft.in_memory else None
-        return Exposed(model, {layer.name: output for layer, output in shown.layers}, tuple(self.warnings))
+        outputs_of = {layer.name: output for layer, output in shown.layers}
+        return Exposed(outputs_of, tuple(self.warnings), _file=draft.result)
 
     def strip(self, target: Target | None, keep: Sequence[str], larger_than: int) -> Stripped:
         """Take the values out of the model's tensors, and write the model."""
@@ -262,7 +267,7 @@ class Job:
             draft.finish(draft.earlier_metadata())
             draft.publish()
         roles_of = {name: str(role) for name, role in done.roles.items()}
-        return Stripped(self.file.proto, roles_of, done.bytes, tuple(done.kept), tuple(done.warnings))
+        return Stripped(roles_of, done.bytes, tuple(done.kept), tuple(done.warnings), _file=draft.result)
 
     def look(self, command: str, dump: Path | None = None) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs.
@@ -290,7 +295,7 @@ class Job:
         phase = "inspecting" if command == "inspect" else "measuring"
         sums = self._sums(graph, every)
         wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
-        verified = self._measured(phase, self.file, run.look, run, wanted).moments if run.data else {}
+        measured = self._measured(phase, self.file, run.look, run, wanted) if run.data else ModelMoments({})
         if dump is not None:
             if run.data is None:
                 raise LsuvError("values to write come from data: give `data`")
@@ -299,9 +304,12 @@ class Job:
             dumps.write(dump, [layer.name for layer in selected.layers], named_values)
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
-        entries = layer_reports.of_measurement(graph, every, selected, Findings(plan, verified), judged)
-        shown = layer_reports.of_sums(sums, every, verified)
-        return self._report(command, entries, run, stages=len(plan.stages), sums=shown)
+        findings = Findings(plan, measured.moments, outputs=measured.outputs)
+        entries = layer_reports.of_measurement(graph, every, selected, findings, judged)
+        files = layer_details.fingerprints(self.file) if self.details else {}
+        details = self._details(graph, every, entries, findings, files)
+        shown = layer_reports.of_sums(sums, every, measured.moments)
+        return self._report(command, entries, run, stages=len(plan.stages), sums=shown, details=details)
 
     @property
     def _writes_recurrent(self) -> bool:
@@ -415,7 +423,17 @@ class Job:
         else:
             findings, scaled = replace(findings, verified=verify()), None
         self.warnings += measured.warnings
-        return findings, scaled.trials if scaled else 0
+        return replace(findings, outputs=measured.outputs), scaled.trials if scaled else 0
+
+    def _details(
+        self,
+        graph: Graph,
+        every: layers.LayerSet,
+        entries: Mapping[int, LayerReport],
+        findings: Findings,
+        files: Mapping[str, str],
+    ) -> Details | None:
+        return layer_details.of_run(graph, every, entries, findings, files) if self.details else None
 
     def _measured(
         self,
@@ -429,6 +447,8 @@ class Job:
         begun = time.perf_counter()
         assert run.data is not None
         needs = self._pass(phase, run.data, run.device)
+        # The model as given has one line in the page, no details.
+        wanted = replace(wanted, details=self.details and phase != "before")
         measured = verification.measure(file, look, needs, wanted)
         self._took("verification" if phase == "verifying" else phase, begun)
         return measured
@@ -455,7 +475,7 @@ class Job:
     def _report(
         self,
         command: str,
-        entries: Sequence[LayerReport],
+        entries: Mapping[int, LayerReport],
         run: _Run,
         **facts: Any,
     ) -> Report:
@@ -465,7 +485,7 @@ class Job:
             command=command,
             version=__version__,
             model=self.file.name,
-            layers=tuple(entries),
+            layers=tuple(entries.values()),
             settings=self.settings.to_json(),
             device=str(run.device),
             device_reason=run.device.reason,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from lsuv_cli.details import Details
 from lsuv_cli.errors import ExitCode
+from lsuv_cli.text import plural, printable
 
-SCHEMA = "lsuv-report/1"
+SCHEMA, COMPARISON_SCHEMA = "lsuv-report/1", "lsuv-comparison/1"
 
 
 class Status(StrEnum):
@@ -32,6 +36,10 @@ class Status(StrEnum):
 
 FINE = frozenset({Status.OK, Status.PLANNED, Status.TIED, Status.PRE_INITIALIZED, Status.SKIPPED, Status.EXCLUDED})
 LEFT_ALONE = frozenset({Status.SKIPPED, Status.EXCLUDED})
+# What a summary calls the layers of a status.
+GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
+LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)
+COMMANDS = {"measure": "check"}  # where the command's name is another
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class LayerReport:
     op: str
     status: Status
     module: str = ""  # the PyTorch module that it was exported from
-    stage: int | None = None
+    stage: int | None = None  # from 1
     weight: str = ""
     shape: tuple[int, ...] = ()
     groups: int = 1
@@ -106,7 +114,7 @@ class Carried:
     left: tuple[NotCarried, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The whole of one run."""
 
@@ -128,6 +136,7 @@ class Report:
     carried: Carried | None = None  # where the tensors go to a weights file
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    details: Details | None = None  # histograms, channels and the graph's outline, if asked for
 
     @property
     def exit_code(self) -> ExitCode:
@@ -139,12 +148,102 @@ class Report:
         """Whether layers were to be initialized, and not one was."""
         return self.command == "init" and all(layer.status in LEFT_ALONE for layer in self.layers)
 
+    @property
+    def verdict(self) -> str:
+        """How many layers ended how."""
+        counts = Counter(layer.status for layer in self.layers)
+        kinds = {**GOOD, Status.PLANNED: "found"} if self.command == "inspect" else GOOD
+        bad = [f"{counts[s]} {s}" for s in Status if counts[s] and s not in FINE]
+        judged = sum(counts[s] for s in Status if s not in FINE) + counts[Status.OK]
+        good = [f"{plural(counts[s], 'layer')} {text}" for s, text in kinds.items() if counts[s]]
+        if bad:
+            good = [f"{counts[Status.OK]} of {plural(judged, 'layer')} within tolerance"]
+        left = [f"{counts[s]} {s}" for s in LEFT if counts[s]]
+        return ", ".join([*good, *left, *bad]) or "no layers"
+
+    @property
+    def facts(self) -> str:
+        """On what it was done, and how long it took."""
+        facts = [plural(self.samples, "sample") if self.samples else ""]
+        facts += ["random data" if self.data == "random" else "", self.device]
+        facts.append(plural(self.stages, "stage") if self.stages and self.command != "measure" else "")
+        facts.append(plural(self.trials, "trial") if self.trials > 1 else "")
+        facts.append(f"{self.seconds['total']:.2f} s" if "total" in self.seconds else "")
+        return "; ".join(fact for fact in facts if fact)
+
+    def __repr__(self) -> str:
+        command = COMMANDS.get(self.command, self.command)
+        return f"<Report of lsuv {command} {printable(self.model)}: {self.verdict} ({self.facts})>"
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook: a table with bars, and a plot where matplotlib is installed."""
+        from lsuv_cli.page import document, notebook
+
+        content = self.to_json()
+        return notebook.cells({"": content}, repr(self).strip("<>")) + notebook.plotted(
+            document.variances({"": content})
+        )
+
+    def to_html(self, command: str = "") -> str:
+        """The report as one HTML page, which needs no other file; `command` is the line that repeats the run.
+
+        What the page can show depends on what was measured: plots and the table always; the graph, histograms and
+        channels with `details=True`.
+        """
+        from lsuv_cli.page.document import render
+
+        return render(self.to_json(), command)
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """The variances as node data of Google's Model Explorer, to be saved as JSON and loaded over the graph."""
+        from lsuv_cli.page.explorer import node_data
+
+        return node_data(self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; NaN and Inf, which JSON does not have, become null."""
         fields = {"schema": SCHEMA, "exit_code": int(self.exit_code), **dataclasses.asdict(self)}
         plain = _plain(fields)
         assert isinstance(plain, dict)
         return plain
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Mapping[str, Report]):
+    """A report for each of several initializations, by their names."""
+
+    reports: Mapping[str, Report]
+
+    def __getitem__(self, init: str) -> Report:
+        return self.reports[init]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.reports)
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    def __repr__(self) -> str:
+        first = next(iter(self.values()), None)
+        about = f" of {printable(first.model)}, {plural(len(first.layers), 'layer')} ({first.facts})" if first else ""
+        return f"<Comparison of {', '.join(self)}{about}>"
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: a table with bars, and a plot where matplotlib is installed."""
+        from lsuv_cli.page import document, notebook
+
+        inits = self.to_json()["inits"]
+        return notebook.cells(inits, repr(self).strip("<>")) + notebook.plotted(document.variances(inits))
+
+    def to_html(self, command: str = "") -> str:
+        """The comparison as one HTML page, which needs no other file; `command` is the line that repeats the run."""
+        from lsuv_cli.page.document import render
+
+        return render(self.to_json(), command)
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        return {"schema": COMPARISON_SCHEMA, "inits": {init: report.to_json() for init, report in self.items()}}
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 
     python tests/differential.py --seconds 600 [--seed S]
     python tests/differential.py --seed S --only NUMBER [--keep FOLDER]
+    python tests/differential.py --seed 1000    # from 1000 on: with bias=center, scale=channel, residual=bounded
 
 Each case is a random model with random data and settings (random_models.py, random_steps.py, disguises.py). lsuv
 initializes it, and what it reports is compared with what the written file does: judgement.py lists what can be found.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
 import signal
 import subprocess
@@ -19,7 +21,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,14 @@ import disguises
 from judgement import Finding, Judge
 
 SECONDS = 60  # for one case
+OPTIONS_FROM = 1000  # seeds from here on are for cases with options
+OPTIONS: tuple[dict[str, str], ...] = (
+    {"bias": "center"},
+    {"scale": "channel"},
+    {"bias": "center", "scale": "channel"},
+    {"residual": "bounded"},
+    {"residual": "bounded", "bias": "center", "scale": "channel"},
+)
 
 
 def examine(seed: int, number: int, counts: collections.Counter[str], phase: Callable[[str], None]) -> list[Finding]:
@@ -36,12 +45,21 @@ def examine(seed: int, number: int, counts: collections.Counter[str], phase: Cal
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         phase("drawing")
-        judge = Judge(disguises.draw(seed, number), seed, number, counts, phase)
+        judge = Judge(drawn(seed, number), seed, number, counts, phase)
         try:
             return judge.run()
         except Exception as problem:
             judge.find("the tester failed", "", f"{type(problem).__name__}: {problem}")
             return judge.findings
+
+
+def drawn(seed: int, number: int) -> disguises.Case:
+    """A case; with a seed of OPTIONS_FROM or more, the same case with options beside the paper's."""
+    case = disguises.draw(seed % OPTIONS_FROM, number)
+    if seed < OPTIONS_FROM:
+        return case
+    rng = np.random.default_rng([seed, number])
+    return dataclasses.replace(case, settings={**case.settings, **OPTIONS[int(rng.integers(len(OPTIONS)))]})
 
 
 def work(seed: int, first: int, end: float) -> None:
@@ -55,7 +73,7 @@ def work(seed: int, first: int, end: float) -> None:
             print(json.dumps({"case": case, "phase": name}), flush=True)
 
         told = examine(seed, number, counts, phase)
-        print(json.dumps({"case": number, "done": [asdict(f) for f in told], "counts": counts}), flush=True)
+        print(json.dumps({"case": number, "done": [dataclasses.asdict(f) for f in told], "counts": counts}), flush=True)
         number += 1
 
 
@@ -80,7 +98,9 @@ def run(seed: int, first: int, end: float, last: int | None = None) -> Iterator[
                     return
         if child.returncode == 0:
             return
-        if phase == "lsuv":
+        if child.returncode == -signal.SIGALRM:
+            yield [Finding(seed, number, "slow", "", f"more than {SECONDS} s, in the phase {phase}")], {"cases": 1}
+        elif phase == "lsuv":
             yield [Finding(seed, number, "crash", "", f"exit code {child.returncode}")], {"cases": 1}
         else:
             yield [], {"cases that crash onnxruntime without lsuv": 1}
@@ -89,7 +109,7 @@ def run(seed: int, first: int, end: float, last: int | None = None) -> Iterator[
 
 def show(seed: int, number: int, keep: Path | None) -> None:
     """One case as text, and its files if asked for."""
-    case = disguises.draw(seed, number)
+    case = drawn(seed, number)
     print(onnx.printer.to_text(case.model))
     print({k: [b[k].shape for b in case.batches] for k in case.batches[0]}, case.settings, sorted(case.features))
     if keep:

@@ -216,6 +216,21 @@ def pooled(flat: onnx.ModelProto, batches: Batches, names: Sequence[str]) -> flo
     return float(sum(v.var() * v.size for v in values) / max(sum(v.size for v in values), 1))
 
 
+def by_channel(flat: onnx.ModelProto, batches: Batches, layer: Layer, name: str) -> tuple[Array, Array]:
+    """The mean and the variance of each channel of a layer's output, over all batches."""
+    stored = {t.name for t in flat.graph.initializer}
+    makers = {output: node for node in flat.graph.node for output in node.output}
+
+    def is_constant(value: str) -> bool:
+        node = makers.get(value)
+        return value in stored or (node is not None and all(is_constant(x) for x in node.input if x))
+
+    axis = 1 if "Conv" in layer.node.op_type else -2 if is_constant(layer.node.input[0]) else -1
+    arrays = [np.asarray(values[0], np.float64) for values in run(flat, batches, [name])]
+    table = np.concatenate([np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in arrays])
+    return table.mean(axis=0), table.var(axis=0)
+
+
 def without(flat: onnx.ModelProto, weight: str) -> onnx.ModelProto:
     """The model with zeros for a weight."""
     copy = onnx.ModelProto()
@@ -282,7 +297,8 @@ def _for(flat: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     part = onnx.ModelProto()
     part.CopyFrom(flat)
     _put(part, nodes[::-1])
-    inputs = [i for i in part.graph.input if i.name in needed]
+    listed = {t.name for t in part.graph.initializer}  # before IR version 4, among the inputs too
+    inputs = [i for i in part.graph.input if i.name in needed or i.name in listed]
     del part.graph.input[:]
     part.graph.input.extend(inputs)
     del part.graph.output[:]

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,8 @@ class Judge:
 
     def tied(self, flat: onnx.ModelProto, weight: str, uses: list[tuple[Any, str]]) -> None:
         """A shared weight is right if all its uses together have the target, or its live ones, or the deciding ones."""
+        if self.case.settings.get("scale") == "channel" or self.case.settings.get("residual") == "bounded":
+            return
         target, tol = self.case.settings.get("target_variance", 1.0), self.case.settings.get("tol", 0.01)
         scaled = [name for entry, name in uses if entry.variance_at_turn is not None]
         found = [
@@ -272,10 +275,18 @@ class Judge:
         name = min(layer.measured, key=lambda n: _off(float(np.mean(truth[n])), reported))
         true, spread = float(np.mean(truth[name])), 4 * float(np.std(truth[name]))
         allowance = ALLOWANCE[TensorProto.FLOAT16] if self.is_half() else ALLOWANCE.get(layer.float_type, 3e-3)
-        seen = Seen(
-            flat, layer, name, true, spread, allowance, chosen.get("target_variance", 1.0), chosen.get("tol", 0.01)
-        )
+        bounded = chosen.get("residual") == "bounded" and entry.target is not None
+        target = entry.target if bounded else chosen.get("target_variance", 1.0)
+        seen = Seen(flat, layer, name, true, spread, allowance, target, chosen.get("tol", 0.01))
         status = str(entry.status)
+        if isinstance(entry.channels, dict):  # from the command's JSON
+            entry.channels = SimpleNamespace(**entry.channels)
+        if status in {"ok", "dead"} and entry.channels is not None:
+            if not spread:
+                self.channels(entry, seen)
+            if status == "dead" or entry.channels.least_scale is not None:
+                self.counts[f"layers {status} by channel"] += 1
+                return name
         self.counts[f"layers {status}"] += 1
         kind = self.kind(entry, status, seen)
         if kind:
@@ -288,6 +299,27 @@ class Judge:
         if not close and self.doubted(seen, "misreported") != "noise":
             self.find("misreported", entry.name, f"{status} reported {entry.variance} {seen}")
         return name
+
+    def channels(self, entry: Any, seen: Seen) -> None:
+        """Every live channel has the target if it was scaled, and mean 0 if it was centred."""
+        means, variances = flat_models.by_channel(seen.flat, self.case.batches, seen.layer, seen.name)
+        allowed = seen.tol + seen.allowance
+        self.counts["layers whose channels were judged"] += 1
+        if str(entry.status) == "dead":
+            alive = variances > 1e-6 * (means**2 + variances).max(initial=0.0)
+            if alive.any() and self.doubted(seen, "not dead") == "not dead" and "rounding" not in " ".join(entry.notes):
+                self.find("not dead", entry.name, f"channels {variances}")
+            return
+        if entry.channels.least_scale is not None:
+            live = np.sort(variances)[entry.channels.dead :]
+            if not np.abs(live / seen.target - 1).max(initial=0.0) <= allowed:
+                self.find("wrong channel", entry.name, f"{live} target {seen.target}")
+        if "bias centred" in entry.notes:
+            # A constant channel is centred up to the rounding of its constant.
+            meant = [flat_models.by_channel(seen.flat, self.case.batches, seen.layer, n) for n in seen.layer.measured]
+            off = min(np.abs(m[v > 1e-6 * seen.target]).max(initial=0.0) for m, v in meant)
+            if not off <= allowed * math.sqrt(seen.target):
+                self.find("not centred", entry.name, f"mean {off} target {seen.target}")
 
     def kind(self, entry: Any, status: str, seen: Seen) -> str:
         """What is wrong with the status of a layer; nothing, mostly."""
@@ -306,7 +338,7 @@ class Judge:
             and "bias kept" not in entry.notes
         ):
             return "reachable"
-        if status == "outside" and not entry.shared and seen.spread == 0:
+        if status == "outside" and not entry.shared and seen.spread == 0 and entry.channels is None:
             fused = any(a.name == "activation" for a in seen.layer.node.attribute)
             rounded = seen.off <= seen.allowance and seen.layer.float_type not in EXACT
             return "outside" if not fused and not rounded and self.doubted(seen, "outside") == "outside" else ""

@@ -47,7 +47,7 @@ def test_dir_shows_the_public_names_and_each_is_there():
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
-    wanted |= {"__version__", "doctor", "Diagnosis", "Exposed", "Stripped"}
+    wanted |= {"__version__", "doctor", "Diagnosis", "Exposed", "Stripped", "Comparison"}
     assert wanted | {function.__name__ for function in [*FUNCTIONS, *WITHOUT_SETTINGS]} == set(lsuv_cli.__all__)
 
 
@@ -148,7 +148,8 @@ def test_a_keyword_of_initialize_alone_is_unknown_elsewhere():
 def test_every_parameter_is_documented(function):
     documented = re.findall(r"^        (\w+): \S", inspect.getdoc(function).replace("\n    ", "\n        "), flags=re.M)
     kind = InitializeKeywords if function is lsuv_cli.initialize else Keywords
-    shared = [name for name in ("force", "without_weights", "listen", "drawn") if name in get_type_hints(kind)]
+    own_too = ("force", "without_weights", "listen", "drawn", "details")
+    shared = [name for name in own_too if name in get_type_hints(kind)]
     own = [name for name in inspect.signature(function).parameters if name != "keywords"] + shared
     assert documented[: len(own)] == own
     assert set(documented[len(own) :]) <= set(get_type_hints(Settings))

@@ -23,11 +23,7 @@ CASES = 120
 SECONDS = 300  # a busy machine stops earlier
 
 # What is known to be wrong, by the finding's line; an entry goes when its cause is mended.
-KNOWN = {
-    r"(wrong|misreported|outside|not dead): .*(dropout|random)": "not traced; masks of few numbers are a guess",
-    r"(not dead|misreported): .*cancelled": "one traced: rounding noise behind a kept bias; the others are a guess",
-    r"engines differ: ": "the reference evaluator takes BatchNormalization before opset 15 for one in training",
-}
+KNOWN: dict[str, str] = {}
 
 
 def test_random_models_come_out_as_reported():

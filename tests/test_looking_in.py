@@ -115,3 +115,22 @@ def test_dump_as_a_command(tmp_path):
     assert without.code == 2
     assert "give --data" in without.err
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_large_weights_go_with_the_exposed_model(tmp_path):
+    made = model("g (float[N,80] x) => (float[N,80] y) { c = MatMul(x, w) y = Relu(c) }", w=normal(80, 80))
+    onnx.save(made, tmp_path / "m.onnx")
+    exposed = expose(tmp_path / "m.onnx", tmp_path / "e.onnx")
+    assert exposed.model == onnx.load(tmp_path / "e.onnx")
+    assert exposed.to_bytes() == (tmp_path / "e.onnx").read_bytes()
+    assert expose(tmp_path / "m.onnx").model == exposed.model
+    assert expose(made).to_bytes() == exposed.to_bytes()
+    assert values(exposed.model, {"x": np.eye(80, dtype=np.float32)}, ["c"])["c"] == pytest.approx(normal(80, 80))
+
+
+def test_outputs_of_large_weights_are_dumped(tmp_path):
+    made = model("g (float[N,80] x) => (float[N,80] y) { c = MatMul(x, w) y = Relu(c) }", w=normal(80, 80))
+    onnx.save(made, tmp_path / "m.onnx")
+    inspect(tmp_path / "m.onnx", np.eye(80, dtype=np.float32), dump=tmp_path / "d")
+    (path,) = (tmp_path / "d").glob("*.npy")
+    assert np.load(path) == pytest.approx(normal(80, 80), abs=1e-6)

@@ -16,7 +16,7 @@ X = normal(64, 8, seed=1)
 # Biases
 
 
-KEPT = {
+KEPT: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "one number for a vector": ("y = MatMul(x, w) z = Add(y, b)", {"w": (8,), "b": (1,)}),
     "a vector's own length": ("y = MatMul(t, w) z = Add(y, b)", {"w": (64,), "b": (8,)}),
     "of a convolution along one axis": ("i = Unsqueeze(x, one) z = Conv(i, w, b)", {"w": (4, 1, 3), "b": (4,)}),

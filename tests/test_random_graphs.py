@@ -149,7 +149,7 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(recipes(), st.sampled_from(OPTIONS), st.sampled_from(TIED), st.sampled_from([5, 32]))
 def test_any_graph_with_centred_layers_channels_and_bounded_streams(recipe, options, tied, batch):
     """A layer that is called ok has its target, as a whole or in every live channel, and mean 0 if it is centred."""

@@ -19,7 +19,7 @@ X = normal(64, 8, seed=1)
 
 def with_dropout(proto, behind, ratio=0.2):
     """The model with a seeded Dropout in training mode behind each node of one operator."""
-    proto.graph.initializer.append(numpy_helper.from_array(np.float32(ratio), "ratio"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(ratio, np.float32), "ratio"))
     proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "training"))
     for k in reversed([k for k, node in enumerate(proto.graph.node) if node.op_type == behind]):
         name = proto.graph.node[k].output[0]

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 import lsuv_cli.scaling.filling as filling
 from helpers import model, normal, square, tensor, values, variances
 from lsuv_cli import LsuvError, initialize, strip
+from lsuv_cli.model.file import load
 from shell import RELU, lsuv
 
 MARK = "TRT_WEIGHTLESS"
@@ -277,3 +278,53 @@ def test_other_float_types_are_filled_in_their_own_type(kind):
     assert [t.data_type for t in done.model.graph.initializer] == [kind, kind]
     assert done.report.layers[0].status == "ok"
     assert math.isclose(done.report.layers[0].variance, 1, abs_tol=0.02)
+
+
+LARGE = (
+    "g (float[N,80] x) => (float[N,80] y) { v = Constant<value = float[1] {0.0}>() a = MatMul(x, w) y = MatMul(a, v) }"
+)
+
+
+def large():
+    """A model with two weights of 25,600 bytes, which stay in the file: an initializer and a Constant's value."""
+    made = model(LARGE, w=normal(80, 80))
+    made.graph.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(normal(80, 80, seed=1), "v"))
+    return made
+
+
+@pytest.mark.parametrize("given", ["file", "bytes", "message"])
+def test_large_tensors_are_stripped_or_kept_whole(tmp_path, given):
+    onnx.save(large(), tmp_path / "m.onnx")
+    source = {"file": tmp_path / "m.onnx", "bytes": large().SerializeToString(), "message": large()}[given]
+    done = strip(source, tmp_path / "s.onnx", keep="w")
+    written = onnx.load(tmp_path / "s.onnx")
+    assert set(done.roles) == {"v"}
+    assert done.kept == ("w",)
+    assert done.bytes == 80 * 80 * 4
+    np.testing.assert_array_equal(tensor(written, "w"), normal(80, 80))
+    assert done.model == written
+    assert strip(source, keep="w").to_bytes() == (tmp_path / "s.onnx").read_bytes()
+    assert len(strip(source).to_bytes()) < 1000
+
+
+def test_a_large_tensor_with_values_and_a_mark_has_values():
+    marked = large()
+    marked.graph.initializer[0].doc_string = f"{MARK}/"
+    assert not load(marked).absent
+    assert strip(marked, keep="w").kept == ("w",)
+
+
+def test_a_large_stripped_model_is_filled(tmp_path):
+    strip(large(), tmp_path / "s.onnx", keep="v")
+    done = initialize(tmp_path / "s.onnx", {"x": normal(64, 80)}, output=tmp_path / "f.onnx")
+    assert "1 tensors had no values" in done.report.warnings[0]
+    found = variances(onnx.load(tmp_path / "f.onnx"), {"x": normal(64, 80)})
+    assert all(abs(variance - 1) < 0.01 for variance in found.values()), found
+
+
+def test_a_page_names_the_files_that_were_given_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(filling, "EMBEDDED", 100)
+    strip(large(), tmp_path / "s.onnx")
+    done = initialize(tmp_path / "s.onnx", {"x": normal(64, 80)}, output=tmp_path / "f.onnx", details=True)
+    assert (tmp_path / "f.onnx.data").exists()
+    assert list(done.report.details.files) == ["s.onnx"]

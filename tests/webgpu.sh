@@ -56,6 +56,7 @@ driver() { # puts the driver and what it needs into $folder
 }
 
 if ! reason=$(adapter); then
+    [[ $reason != *"pip install"* ]] || skip "$reason"
     folder=${LSUV_VULKAN:-$(mktemp -d)}
     [[ -n ${LSUV_VULKAN:-} ]] || trap 'rm -rf "$folder"' EXIT
     [[ -f $folder/driver.json ]] || driver || skip "$reason; and no software Vulkan driver could be fetched"

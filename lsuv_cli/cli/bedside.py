@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lsuv_cli.cli.terminal import printable
 from lsuv_cli.examination import Case, Diagnosis
 from lsuv_cli.memory import amount
+from lsuv_cli.text import printable
 
 INDENT = 12  # columns of the names at the left
 
@@ -20,8 +20,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "system")
     yield _line("lsuv", f"{found.version}; {versions}")
     yield _line("system", found.versions["system"])
-    device = found.device or "none"
-    yield _line("device", f"{device} ({found.device_reason})")
+    yield _line("device", f"{found.device} ({found.device_reason})" if found.device else "none")
     for name, value in found.facts.items():
         yield _line(name, value)
     yield _line("memory", _memory(found))

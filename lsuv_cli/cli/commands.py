@@ -17,15 +17,19 @@ import typer
 from lsuv_cli import outputs
 from lsuv_cli.cli import options as o
 from lsuv_cli.cli import terminal, wording
+from lsuv_cli.cli.pictures import Pictures
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.outputs import Target
 from lsuv_cli.progress import Listener
+from lsuv_cli.text import printable
 from lsuv_cli.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lsuv_cli.report import Report
+
+typed: list[str] = []  # the words of the command that runs, for a page that says how to repeat it
 
 app = typer.Typer(
     name="lsuv",
@@ -69,10 +73,10 @@ def init(
         if writing.like is not None and writing.weights is None:
             raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
         _check_streams(models, data)
-        _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, "--plot": showing.plot})
+        _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, **showing.drawn})
         targets = _targets(models, writing)
-        image = _plot(showing.plot)
-    if image is not None:
+        pictures = Pictures.check(showing.drawn)
+    if pictures:
         settings = dataclasses.replace(settings, before=True)
     console = terminal.console(quiet=showing.quiet)
     several = len(models) > 1
@@ -84,16 +88,15 @@ def init(
             reports.append({"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text})
 
         so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
-        alone = not (several or showing.json or image is not None)
+        alone = not (several or showing.json or pictures)
         with terminal.errors(failed if several else None, so_far, publication_is_all=alone):
             with terminal.progress(console, not showing.quiet) as listen:
-                report = _initialized(model, data, target, writing, settings, (listen, image))
+                report = _initialized(model, data, target, writing, settings, (listen, pictures))
             _tell(report, console, verbose=showing.verbose)
-            if image is not None:
-                _draw({"": report}, image)
-            for also in (None if writing.dry_run else writing.weights, image.given if image is not None else None):
+            pictures.draw(report, typed)
+            for also in (None if writing.dry_run else writing.weights, *pictures.drawn.values()):
                 if also is not None:
-                    console.print(f"wrote {terminal.printable(str(also))}", soft_wrap=True, markup=False)
+                    console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
             reports.append(report.to_json())
     if showing.json:
         _print_json(reports if several else reports[0])
@@ -106,12 +109,12 @@ def _initialized(
     target: str | None,
     writing: o.Writing,
     settings: o.AllSettings,
-    watching: tuple[Listener, Target | None],
+    watching: tuple[Listener, Pictures],
 ) -> Report:
     """Initialize one model; send it to standard output if that is its target."""
     from lsuv_cli.api import initialize
 
-    listen, image = watching
+    listen, pictures = watching
     done = initialize(
         _source(model),
         data or None,
@@ -122,11 +125,12 @@ def _initialized(
         dry_run=writing.dry_run,
         without_weights=writing.without_weights,
         listen=listen,
-        drawn=_drawn(image),
+        drawn=pictures.drawn,
+        details=pictures.details,
         **settings.keywords(),
     )
     if target == "-" and not writing.dry_run:
-        terminal.write_bytes(done.to_bytes())
+        terminal.write_model(done.chunks())
     return wording.report_as_typed(done.report)
 
 
@@ -141,36 +145,32 @@ def _summed_up(codes: list[int], console: Console) -> int:
 
 @app.command(cls=o.Command, short_help="Show a model's layers and what they put out.")
 @o.spread
-def inspect(
-    *,
-    model: o.Model,
-    data: o.Sources = None,
-    dump: o.Dump = None,
-    settings: o.LookSettings,
-    json: o.Json = False,
-    csv: o.Csv = False,
-) -> None:
+def inspect(*, model: o.Model, data: o.Sources = None, settings: o.LookSettings, showing: o.Looking) -> None:
     """Show a model's layers, where their weights live and, with data, what they put out."""
     with terminal.errors():
-        if json and csv:
+        if showing.json and showing.csv:
             raise LsuvError("--json and --csv both want standard output; give one of them")
         _check_streams([model], data)
+        pictures = Pictures.check(showing.drawn)
         console = terminal.console()
         from lsuv_cli import api
         from lsuv_cli.cli import display
 
-        with terminal.progress(console, not (json or csv)) as listen:
-            report = api.inspect(_source(model), data or None, dump=dump, listen=listen, **settings.keywords())
+        with terminal.progress(console, not (showing.json or showing.csv)) as listen:
+            report = api.inspect(
+                _source(model), data or None, dump=showing.dump, listen=listen, **pictures.wanted, **settings.keywords()
+            )
         report = wording.report_as_typed(report)
         _warn(report, console)
-        if json:
+        pictures.draw(report, typed)
+        if showing.json:
             _print_json(report.to_json())
-        elif csv:
+        elif showing.csv:
             terminal.write(display.as_csv(report))
         else:
             display.show_layers(report, terminal.console(stderr=False))
-        if dump is not None:
-            console.print(f"wrote {terminal.printable(dump)}", soft_wrap=True, markup=False)
+        if showing.dump is not None:
+            console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
 
 
 @app.command(cls=o.Command, short_help="Write the model with its layers' outputs as outputs.")
@@ -189,10 +189,10 @@ def expose(
         place = None if output == "-" else output
         done = api.expose(_source(model), place, include=include or (), exclude=exclude or (), force=force)
         if output == "-":
-            terminal.write_bytes(done.to_bytes())
+            terminal.write_model(done.chunks())
         _warn_of(done.warnings, console)
         for layer, name in done.outputs.items():
-            console.print(terminal.printable(f"{layer}: {name}"), soft_wrap=True, markup=False)
+            console.print(printable(f"{layer}: {name}"), soft_wrap=True, markup=False)
         _wrote(output, console)
 
 
@@ -204,17 +204,16 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         if not data:
             raise LsuvError("check needs data: give --data")
         _check_streams([model], data)
-        image = _plot(showing.plot)
+        pictures = Pictures.check(showing.drawn)
         console = terminal.console(quiet=showing.quiet)
         from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not showing.quiet) as listen:
-            report = api.measure(_source(model), data, listen=listen, drawn=_drawn(image), **settings.keywords())
+            report = api.measure(_source(model), data, listen=listen, **pictures.wanted, **settings.keywords())
         report = wording.report_as_typed(report)
         _warn(report, console)
-        if image is not None:
-            _draw({"": report}, image)
+        pictures.draw(report, typed)
         if showing.json:
             _print_json(report.to_json())
         else:
@@ -232,6 +231,7 @@ def compare(
     inits: o.Inits = "lsuv,orthonormal,xavier,msra,keep",
     settings: o.CompareSettings,
     plot: o.Plot = None,
+    html: o.Html = None,
     json: o.Json = False,
 ) -> None:
     """Show weights and output variances under several initializations side by side; writes nothing."""
@@ -239,22 +239,19 @@ def compare(
         if not data:
             raise LsuvError("compare needs data: give --data")
         _check_streams([model], data)
-        image = _plot(plot)
+        pictures = Pictures.check({"--plot": plot, "--html": html})
         console = terminal.console()
         from lsuv_cli import api
         from lsuv_cli.cli import display
+        from lsuv_cli.report import Comparison
 
         with terminal.progress(console, not json) as listen:
-            measured = api.compare(
-                _source(model), data, inits, listen=listen, drawn=_drawn(image), **settings.keywords()
-            )
-        reports = {name: wording.report_as_typed(report) for name, report in measured.items()}
+            measured = api.compare(_source(model), data, inits, listen=listen, **pictures.wanted, **settings.keywords())
+        reports = Comparison({name: wording.report_as_typed(report) for name, report in measured.items()})
         _warn(next(iter(reports.values())), console)
-        if image is not None:
-            _draw(reports, image)
+        pictures.draw(reports, typed)
         if json:
-            inner = {name: report.to_json() for name, report in reports.items()}
-            _print_json({"schema": "lsuv-comparison/1", "inits": inner})
+            _print_json(reports.to_json())
         else:
             display.show_comparison(reports, terminal.console(stderr=False))
 
@@ -276,7 +273,7 @@ def strip(
         done = api.strip(_source(model), place, keep=keep or (), larger_than=larger_than, force=force)
         content = done.to_bytes()
         if output == "-":
-            terminal.write_bytes(content)
+            terminal.write_model([content])
         _warn_of(done.warnings, console)
         kept = f", {len(done.kept)} kept" if done.kept else ""
         console.print(f"{len(done.roles)} tensors of {done.bytes:,} bytes stripped{kept}; {len(content):,} bytes left")
@@ -364,7 +361,7 @@ def _tell(report: Report, console: Console, *, verbose: bool) -> None:
 
 def _wrote(output: str, console: Console) -> None:
     if output != "-":
-        console.print(f"wrote {terminal.printable(output)}", soft_wrap=True, markup=False)
+        console.print(f"wrote {printable(output)}", soft_wrap=True, markup=False)
 
 
 def _warn(report: Report, console: Console) -> None:
@@ -384,33 +381,9 @@ def _print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2) + "\n")
 
 
-def _plot(path: str | None) -> Target | None:
-    if path is None:
-        return None
-    from lsuv_cli.cli import plot
-
-    return plot.check(path)
-
-
-def _drawn(image: Target | None) -> dict[str, Path]:
-    return {} if image is None else {image.option: image.given}
-
-
-def _draw(reports: dict[str, Report], image: Target) -> None:
-    """The variances of one run, or of several side by side."""
-    from lsuv_cli.cli import plot
-
-    report = next(iter(reports.values()))
-    series = plot.of_report(report) if "" in reports else plot.of_comparison(reports)
-    names = [layer.name for layer in report.layers]
-    known = [layer.target for layer in report.layers if layer.target is not None]
-    # A layer that is left alone has no target: its band is that of the first layer.
-    targets = [layer.target if layer.target is not None else (known or [1.0])[0] for layer in report.layers]
-    plot.draw(names, series, image, targets=targets, tol=report.settings["tol"], title=Path(report.model).name)
-
-
 def run(args: Sequence[str] | None) -> None:
     """Run the command with these arguments, or with the process's own; ends by SystemExit."""
+    typed[:] = sys.argv[1:] if args is None else args
     try:
         code = app(args, prog_name="lsuv", standalone_mode=False)
         terminal.finish()

@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
@@ -14,19 +13,16 @@ from rich.text import Text
 
 from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
-from lsuv_cli.cli.terminal import printable, shortened
+from lsuv_cli.cli.terminal import shortened
 from lsuv_cli.memory import amount
-from lsuv_cli.report import FINE, Carried, LayerReport, Report, Status
+from lsuv_cli.report import FINE, GOOD, LEFT, Carried, LayerReport, Report, Status
+from lsuv_cli.text import decades, number, plural, printable
 
-GOOD = {Status.OK: "within tolerance", Status.PRE_INITIALIZED: "pre-initialized", Status.PLANNED: "to initialize"}
-LEFT = (Status.TIED, Status.SKIPPED, Status.EXCLUDED)
 TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
 PLACES = {"initializer": "init", "constant": "const", "folded": "fold", "external": "ext"}
-BAR = 4  # cells on each side of the middle; each is a factor of BAR_STEP in variance
-BAR_STEP = 10.0
+BAR = 4  # cells on each side of the middle; each is a factor of 10 in variance
 RIGHT = 0.05  # decades from the target within which a variance is green and has no bar
 WIDE = 100  # columns of a terminal that has room for bars beside everything else
-SMALLEST_DECIMAL, LARGEST_DECIMAL = 1e-3, 1e4  # outside of these, numbers are shown with an exponent
 NAMED = 3  # most tensors that the summary names for each reason
 
 Layers = Sequence[LayerReport]
@@ -119,7 +115,7 @@ def show_comparison(reports: Mapping[str, Report], console: Console) -> None:
     _print(first.layers, [*_head(first.layers), *variances], console)
     _explain(first, console, verbose=False)
     _show_sums(reports, console)
-    console.print(f"\n{_facts(first)}")
+    console.print(f"\n{first.facts}")
 
 
 def _show_sums(reports: Mapping[str, Report], console: Console) -> None:
@@ -132,7 +128,7 @@ def _show_sums(reports: Mapping[str, Report], console: Console) -> None:
         Column("stream", [str(entry.stream) for entry in sums]),
         Column("branch", [f"{entry.branch}/{entry.branches}" for entry in sums]),
         Column("last layer", [entry.layer for entry in sums], left=True, rank=1),
-        *(Column(title, [_number(entry.variance) for entry in report.sums]) for title, report in reports.items()),
+        *(Column(title, [number(entry.variance) for entry in report.sums]) for title, report in reports.items()),
     ]
     for line in tables.lines([entry.name for entry in sums], columns, console.width, title="sum"):
         console.print(line, soft_wrap=True)
@@ -158,16 +154,9 @@ def _csv_line(cells: Sequence[object]) -> str:
 
 def summary(report: Report) -> Text:
     """What was done, on what, and how long it took."""
-    counts = Counter(layer.status for layer in report.layers)
-    kinds = {**GOOD, Status.PLANNED: "found"} if report.command == "inspect" else GOOD
-    bad = [f"{counts[s]} {s}" for s in Status if counts[s] and s not in FINE]
-    judged = sum(counts[s] for s in Status if s not in FINE) + counts[Status.OK]
-    good = [f"{_layers(counts[s])} {text}" for s, text in kinds.items() if counts[s]]
-    if bad:
-        good = [f"{counts[Status.OK]} of {_layers(judged)} within tolerance"]
-    left = [f"{counts[s]} {s}" for s in LEFT if counts[s]]
-    text = Text(", ".join([*good, *left, *bad]) or "no layers", style="bold red" if bad else "bold")
-    text.append(f" ({_facts(report)})", style="not bold")
+    bad = any(layer.status not in FINE for layer in report.layers)
+    text = Text(report.verdict, style="bold red" if bad else "bold")
+    text.append(f" ({report.facts})", style="not bold")
     if report.memory:
         expected = ", ".join(
             f"{name.replace('_', ' ')} {'unknown' if size is None else amount(size)}"
@@ -179,7 +168,7 @@ def summary(report: Report) -> Text:
 
 def carried(account: Carried) -> str:
     """Which of the changed tensors are in the weights file."""
-    text = f"carried {account.tensors} of {_plural(account.total, 'tensor')}"
+    text = f"carried {account.tensors} of {plural(account.total, 'tensor')}"
     if not account.left:
         return text
     about: dict[str, list[str]] = {}
@@ -192,23 +181,6 @@ def _named(reason: str, names: Sequence[str]) -> str:
     """A few of the tensors that share a reason, and the reason once."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more} ({reason})"
-
-
-def _facts(report: Report) -> str:
-    facts = [f"{report.samples} samples" if report.samples else ""]
-    facts += ["random data" if report.data == "random" else "", report.device]
-    facts.append(_plural(report.stages, "stage") if report.stages and report.command != "measure" else "")
-    facts.append(_plural(report.trials, "trial") if report.trials > 1 else "")
-    facts.append(f"{report.seconds['total']:.2f} s" if "total" in report.seconds else "")
-    return "; ".join(fact for fact in facts if fact)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"
-
-
-def _layers(count: int) -> str:
-    return _plural(count, "layer")
 
 
 def _target(layer: LayerReport) -> float:
@@ -235,11 +207,11 @@ def _head(layers: Layers) -> list[Column]:
 
 
 def _numbers(title: str, layers: Layers, value: Callable[[LayerReport], float | None]) -> Column:
-    return Column(title, [_number(value(layer)) for layer in layers])
+    return Column(title, [number(value(layer)) for layer in layers])
 
 
 def _stages(layers: Layers) -> Column:
-    return Column("stage", ["" if layer.stage is None else str(layer.stage + 1) for layer in layers])
+    return Column("stage", ["" if layer.stage is None else str(layer.stage) for layer in layers])
 
 
 def _channels(layer: LayerReport) -> str:
@@ -247,7 +219,7 @@ def _channels(layer: LayerReport) -> str:
     found = layer.channels
     if found is None or found.least_scale is None:
         return ""
-    ends = dict.fromkeys([_number(found.least_variance), _number(found.most_variance)])
+    ends = dict.fromkeys([number(found.least_variance), number(found.most_variance)])
     return "..".join(ends)
 
 
@@ -281,46 +253,26 @@ def _colour(status: Status) -> str:
     return "green" if status in GOOD else "yellow" if status in LEFT else "bold red"
 
 
-def _decades(variance: float | None, target: float) -> float:
-    """How far a variance is from its target: below 0 it vanishes, above 0 it explodes, each 1 a factor of BAR_STEP."""
-    if variance is None or math.isnan(variance):
-        return math.nan
-    if variance <= 0 or math.isinf(variance):
-        return math.copysign(math.inf, variance - 0.5)
-    return math.log(variance / target, BAR_STEP)
-
-
-def _shade(decades: float) -> str:
-    if math.isnan(decades):
+def _shade(off: float) -> str:
+    if math.isnan(off):
         return "red"
-    return "green" if abs(decades) <= RIGHT else "yellow" if abs(decades) <= 1 else "red"
+    return "green" if abs(off) <= RIGHT else "yellow" if abs(off) <= 1 else "red"
 
 
 def _variance(variance: float | None, target: float) -> Text:
-    return Text(_number(variance), style="" if variance is None else _shade(_decades(variance, target)))
+    return Text(number(variance), style="" if variance is None else _shade(decades(variance, target)))
 
 
 def _bar(variance: float | None, target: float) -> Text:
     """A variance on a log scale: to the left it vanishes, to the right it explodes, in the middle it is right."""
-    decades = _decades(variance, target)
-    if math.isnan(decades):
+    off = decades(variance, target)
+    if math.isnan(off):
         return Text("" if variance is None else "    │", style="red")
-    cells = min(BAR, math.ceil(abs(decades) - RIGHT)) if math.isfinite(decades) else BAR
-    left, right = (cells, 0) if decades < 0 else (0, cells)
-    return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=_shade(decades))
-
-
-def _number(value: float | None) -> str:
-    """At most eight characters, whatever the size."""
-    if value is None:
-        return ""
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or SMALLEST_DECIMAL <= abs(value) < LARGEST_DECIMAL:
-        return f"{value:.4f}"[: 7 if value < 0 else 6].rstrip(".")
-    return f"{value:.1e}"
+    cells = min(BAR, math.ceil(abs(off) - RIGHT)) if math.isfinite(off) else BAR
+    left, right = (cells, 0) if off < 0 else (0, cells)
+    return Text(f"{'█' * left:>{BAR}}│{'█' * right:<{BAR}}", style=_shade(off))
 
 
 def _distance(variance: float | None, target: float) -> float:
-    decades = _decades(variance, target)
-    return math.inf if math.isnan(decades) else abs(decades)
+    off = decades(variance, target)
+    return math.inf if math.isnan(off) else abs(off)

@@ -73,6 +73,18 @@ Inits = Annotated[
 Plot = Annotated[
     str | None, _option(group=SHOW, metavar="FILE", help="Draw the variances of all layers: .png, .svg or .pdf.")
 ]
+Html = Annotated[
+    str | None, _option("--html", group=SHOW, metavar="FILE", help="A page with plots, graph, table and every number.")
+]
+Explorer = Annotated[
+    str | None,
+    _option(
+        "--model-explorer",
+        group=SHOW,
+        metavar="FILE",
+        help="The variances as node data (.json) for Google's Model Explorer.",
+    ),
+]
 Dump = Annotated[
     str | None,
     _option(
@@ -128,11 +140,34 @@ class Showing:
     """What `init` and `check` print and draw."""
 
     plot: Plot = None
+    html: Html = None
+    model_explorer: Explorer = None
     json: Json = False
     quiet: Annotated[bool, _option("--quiet", "-q", group=SHOW, help="Only errors.")] = False
     verbose: Annotated[bool, _option("--verbose", "-v", group=SHOW, help="Every layer, its stage and every note.")] = (
         False
     )
+
+    @property
+    def drawn(self) -> dict[str, str | None]:
+        """Option -> the file to draw, if any."""
+        return {"--plot": self.plot, "--html": self.html, "--model-explorer": self.model_explorer}
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What `inspect` writes, prints and draws."""
+
+    dump: Dump = None
+    html: Html = None
+    model_explorer: Explorer = None
+    json: Json = False
+    csv: Csv = False
+
+    @property
+    def drawn(self) -> dict[str, str | None]:
+        """Option -> the file to draw, if any."""
+        return {"--html": self.html, "--model-explorer": self.model_explorer}
 
 
 @dataclass(frozen=True)

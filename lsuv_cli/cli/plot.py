@@ -9,27 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from lsuv_cli import outputs
-from lsuv_cli.cli.terminal import printable
-from lsuv_cli.errors import LsuvError
 from lsuv_cli.outputs import Target
-from lsuv_cli.report import Report
+from lsuv_cli.report import Comparison, Report
+from lsuv_cli.text import printable
 
 MOST_NAMES = 40  # layers that are named on the axis; more are numbered
 MOST_MARKERS = 80  # layers whose points are marked
-FORMATS = frozenset({".png", ".svg", ".pdf"})
 Series = Mapping[str, Sequence[float | None]]  # one value for each layer
 
 
-def check(path: str) -> Target:
-    """Refuse a plot file that cannot be drawn, before any work is done."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise LsuvError(f"--plot {path} must end in one of {', '.join(sorted(FORMATS))}")
-    target = outputs.check({}, (), drawn={"--plot": path})["--plot"]
-    try:
-        import matplotlib  # noqa: F401  only to see whether it is there
-    except ImportError:
-        raise LsuvError("--plot needs matplotlib: pip install 'lsuv-cli[plot]'") from None
-    return target
+def draw_shown(shown: Report | Comparison, to: Target) -> None:
+    """Write the plot of one run, or of several initializations side by side."""
+    report = shown if isinstance(shown, Report) else next(iter(shown.values()))
+    series = of_report(shown) if isinstance(shown, Report) else of_comparison(shown)
+    names = [layer.name for layer in report.layers]
+    known = [layer.target for layer in report.layers if layer.target is not None]
+    # A layer that is left alone has no target: its band is that of the first layer.
+    targets = [layer.target if layer.target is not None else (known or [1.0])[0] for layer in report.layers]
+    draw(names, series, to, targets=targets, tol=report.settings["tol"], title=Path(report.model).name)
 
 
 def of_report(report: Report) -> Series:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lsuv_cli.cli.terminal import printable
+from lsuv_cli.text import printable, short_names
 
 # Columns are dropped rather than names cut below SHORTEST_NAME; columns of rank 1 already below SHORT_NAME.
 SHORTEST_NAME, SHORT_NAME = 14, 24
@@ -53,11 +53,38 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int, title: st
                 longest = max(5, *(cell_len(name) for name in names), 0)
         else:
             break
+    if longest > room:
+        names, prefix = short_names(names)
+        if prefix:
+            longest = max(5, *(cell_len(name) for name in names), 0)
+            yield Text(f"all names begin with {elided(prefix, max(width - 21, 8)).rstrip()}", style="dim")
     room = max(min(room, longest), 5)
     yield _line(set_cell_size(title, room), [(column.title, column) for column in used], gap, "bold")
-    head = _head(names, room)
+    for name, k in zip(distinct(names, room), range(len(names)), strict=True):
+        yield _line(name, [(column.cells[k], column) for column in used], gap)
+
+
+def distinct(names: Sequence[str], width: int) -> list[str]:
+    """Names cut to a width such that different ones stay different, if that can be.
+
+    All are cut at the same place, where that tells them apart. Of names that would look the same, the part that differs
+    is shown: …part….
+    """
+    head = _head(names, width)
+    shown = [elided(name, width, head) for name in names]
+    alike: dict[str, list[str]] = {}
+    for name, cut in zip(names, shown, strict=True):
+        if name not in alike.setdefault(cut, []):
+            alike[cut].append(name)
     for k, name in enumerate(names):
-        yield _line(elided(name, room, head), [(column.cells[k], column) for column in used], gap)
+        others = alike[shown[k]]
+        if len(others) > 1:
+            low, high = min(others), max(others)
+            start = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), 0)
+            while start > 0 and name[start - 1].isdigit():  # a number is shown whole
+                start -= 1
+            shown[k] = set_cell_size(f"…{_fitting(name[start:], width - 2)}…", width)
+    return shown
 
 
 def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:

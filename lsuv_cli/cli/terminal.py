@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.progress import Listener
+from lsuv_cli.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,13 +28,6 @@ LONGEST = 800  # characters of a complaint
 
 class Unwritable(LsuvError):
     """Standard output cannot be written (a full disk), for another reason than a reader that left (`| head`)."""
-
-
-def printable(text: str) -> str:
-    """A text on one line, with unprintable characters as escapes such as \\x1b and \\n."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -116,12 +110,12 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-def write_bytes(data: bytes) -> None:
+def write_model(chunks: Iterable[bytes | memoryview]) -> None:
     """Send a model to standard output."""
     if sys.stdout.isatty():
         raise LsuvError("a model is not for a terminal; redirect standard output or give -o PATH")
     try:
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.writelines(chunks)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         hush(sys.stdout)

@@ -1,15 +1,20 @@
 """An ONNX file out: the model with other weights, whole and verified under its name, or not there at all.
 
 The result grows in a scratch directory beside the output, is read back and verified there, and is renamed into place
-at the end. A result for a pipe or a device grows in memory. Where the input keeps its weights in external files, the
-output keeps them in one, `OUT.onnx.data`: new weights are written there as they are made, and unchanged tensors are
-copied as byte ranges.
+at the end. A result for a pipe or a device grows in memory. New weights are written to a file as they are made, and
+unchanged tensors are copied as byte ranges, so that no model is ever whole in memory:
+
+1. Where the input keeps its weights in external files, the output keeps them in one, `OUT.onnx.data`.
+2. Else the new values of parked tensors (wire.py) wait in a file of the scratch directory, from which they go into the
+   model when it is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -20,8 +25,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from lsuv_cli import outputs, temporary
-from lsuv_cli.errors import OutputError
-from lsuv_cli.model.file import ModelFile, Range, embed, id_of, is_external, load, tensors
+from lsuv_cli.model import wire
+from lsuv_cli.model.file import ModelFile, embed, from_place, id_of, is_elsewhere, is_external, load, moved, tensors
+from lsuv_cli.model.places import Held, Place, Range
 from lsuv_cli.outputs import DATA_SUFFIX, Target
 from lsuv_cli.scratch import Scratch
 
@@ -38,17 +44,19 @@ class Draft:
     def __init__(self, file: ModelFile, target: Target | None) -> None:
         self.file = file
         self.target = target
+        self.result: ModelFile | None = None  # the finished model; None if its weights are in a file beside it
         self._scratch: Scratch | None = None
-        self._data: IO[bytes] | None = None
-        self._end = 0
-        self._placed: dict[tuple[str, ...], Range] = {}
+        self._data: _Weights | None = None  # the output's data file
+        self._waiting: _Weights | None = None  # new values of parked tensors
+        self._placed: dict[tuple[str, ...], Place] = {}
 
     def __enter__(self) -> Draft:
         if self.target is not None and not self.target.stream:
             try:
                 self._scratch = Scratch(self.target.place.parent).__enter__()
+                self._waiting = _Weights(self._scratch.path / f"{secrets.token_hex(8)}.waiting", self.target)
                 if self.file.has_external_data:
-                    self._data = self._data_path.open("w+b")
+                    self._data = _Weights(self._data_path, self.target)
             except BaseException as problem:  # an interruption too: `with` calls no __exit__ if __enter__ fails
                 self.__exit__(None, None, None)
                 if isinstance(problem, OSError):
@@ -59,32 +67,28 @@ class Draft:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._data is not None:
-            self._data.close()
+        for weights in (self._data, self._waiting):
+            if weights is not None:
+                weights.file.close()
         if self._scratch is not None:
             self._scratch.__exit__(kind, value, trace)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether all tensors of the result are in memory; else its external tensors are in the data file."""
-        return self._data is None
 
     # Tensors
 
     def array(self, tensor: TensorProto) -> Array:
         """A tensor's values as they are now."""
         place = self._placed.get(id_of(tensor))
-        if place is not None and self._data is not None:
-            self._data.flush()
+        if isinstance(place, Range):
+            self._flush()
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             return np.memmap(place.path, dtype, "r", place.offset, tuple(tensor.dims))
-        return self.file.array(tensor)
+        return self.file.array(tensor) if place is None else from_place(tensor, place)
 
     def store(self, tensor: TensorProto, array: Array) -> None:
         """Give a tensor of the model other values (of its own shape and type)."""
         data = np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        if is_external(tensor) and self._data is not None:
-            self._write(tensor, data)
+        if is_elsewhere(tensor):
+            self._write(tensor, data, self._data if is_external(tensor) else self._waiting)
         else:
             embed(tensor, data.tobytes())
 
@@ -100,7 +104,10 @@ class Draft:
         if self._data is not None and data.nbytes > MOVED_OUT:
             tensor.data_location = TensorProto.EXTERNAL
             tensor.external_data.add(key="location", value=f"new {name}")
-            self._write(tensor, data)
+            self._write(tensor, data, self._data)
+        elif body is self.file.proto.graph and data.nbytes >= wire.PARKED_BYTES:
+            wire.park(tensor, f"new {name}")
+            self._write(tensor, data, self._waiting)
         else:
             tensor.raw_data = data.tobytes()
         # Before IR version 4 every initializer has to be listed as an input as well.
@@ -120,33 +127,62 @@ class Draft:
         kept = [p for p in self.file.proto.metadata_props if not str(p.key).startswith(METADATA_PREFIX)]
         kept += [onnx.StringStringEntryProto(key=METADATA_PREFIX + k, value=v) for k, v in metadata.items()]
         if self._data is None:
-            for tensor in tensors(self.file.proto):
-                if is_external(tensor):
-                    embed(tensor, self.file.raw(tensor))
-            result = self.file.proto
+            self._bring_in()
+            proto = self.file.proto
         else:
             self._finish_data()
-            result = onnx.ModelProto()
-            result.CopyFrom(self.file.proto)
-            for tensor in tensors(result):
+            proto = onnx.ModelProto()
+            proto.CopyFrom(self.file.proto)
+            for tensor in tensors(proto):
                 if is_external(tensor):
                     place = self._placed[id_of(tensor)]
+                    assert isinstance(place, Range)
                     _set_external(tensor, self._data_path.name, place)
-        del result.metadata_props[:]
-        result.metadata_props.extend(kept)
-        if self._scratch is None or self.target is None:
-            return ModelFile(result, None, "the result")
+        del proto.metadata_props[:]
+        proto.metadata_props.extend(kept)
+        if self._scratch is None:
+            self.result = self.in_memory()
+            return self.result
+        written = self._written(proto)
+        self.result = None if self._data is not None else written
+        return written
+
+    def in_memory(self) -> ModelFile:
+        """The model as it is now; its parked tensors stay where they are."""
+        proto = self.file.proto
+        parked = {wire.key_of(t): self._place(t) for t in tensors(proto) if wire.is_parked(t)}
+        beside = self.file.directory if any(map(is_external, tensors(proto))) else None
+        return ModelFile(proto, beside, "the result", parked)
+
+    def _written(self, proto: onnx.ModelProto) -> ModelFile:
+        """Write the model, and read it back."""
+        assert self.target is not None
+        self._flush()
         try:
             with self._model_path.open("wb") as file:
-                file.write(serialized(result))
+                file.writelines(wire.chunks(proto, self._place))
                 file.flush()
                 os.fsync(file.fileno())
             if self._data is not None:
-                self._data.flush()
-                os.fsync(self._data.fileno())
+                os.fsync(self._data.file.fileno())
         except OSError as problem:
             raise self.target.failure(problem) from None
         return load(self._model_path)
+
+    def _place(self, tensor: TensorProto) -> Place:
+        """Where the bytes of a parked tensor are now."""
+        return self._placed.get(id_of(tensor)) or self.file.place(tensor)
+
+    def _bring_in(self) -> None:
+        """Make external tensors parked ones, or embed them, where the whole model goes to one place."""
+        for tensor in wire.main_tensors(self.file.proto.graph):
+            if is_external(tensor) and tensor.data_type in wire.PLAIN:
+                place = self._place(tensor)
+                wire.park(tensor, f"brought in {len(self._placed)}")
+                self._placed[id_of(tensor)] = place
+        for tensor in tensors(self.file.proto):
+            if is_external(tensor):
+                embed(tensor, self._place(tensor).read())
 
     def publish(self) -> None:
         """Rename the finished files into place, or send the model to its pipe or device."""
@@ -154,13 +190,16 @@ class Draft:
         if target is None:
             return
         if self._scratch is None:
-            target.send(serialized(self.file.proto))
+            assert self.result is not None
+            target.send(self.result.chunks())
             return
         if self._data is None:
+            assert self.result is not None
             target.publish(self._model_path)
+            self.result = moved(self.result, target.place)
             return
         if os.name == "nt":  # an open file cannot be renamed there
-            self._data.close()
+            self._data.file.close()
         data = target.with_suffix(DATA_SUFFIX)
         with outputs.alone_in(target.place.parent):
             if target.force:
@@ -189,60 +228,56 @@ class Draft:
     def _finish_data(self) -> None:
         """Copy the byte ranges of unchanged external tensors into the data file."""
         assert self._data is not None
-        try:
-            for tensor in tensors(self.file.proto):
-                key = id_of(tensor)
-                if is_external(tensor) and key not in self._placed:
-                    source = self.file.ranges[key]
-                    place = self._room(source.length)
-                    with source.path.open("rb") as file:
-                        file.seek(source.offset)
-                        self._data.seek(place.offset)
-                        _copy(file, self._data, source.length)
-                    self._placed[key] = place
-        except OSError as problem:
-            assert self.target is not None
-            raise self.target.failure(problem) from None
+        for tensor in tensors(self.file.proto):
+            key = id_of(tensor)
+            if is_external(tensor) and key not in self._placed:
+                source = self.file.place(tensor)
+                self._placed[key] = self._data.write(source.chunks(), source.length)
 
-    def _write(self, tensor: TensorProto, data: Array) -> None:
-        assert self._data is not None and self.target is not None
-        place = self._placed.get(id_of(tensor)) or self._room(data.nbytes)
-        try:
-            self._data.seek(place.offset)
-            self._data.write(data.reshape(-1).view(np.uint8).data)
-        except OSError as problem:
-            raise self.target.failure(problem) from None
-        self._placed[id_of(tensor)] = place
+    def _flush(self) -> None:
+        for weights in (self._data, self._waiting):
+            if weights is not None:
+                weights.flush()
 
-    def _room(self, length: int) -> Range:
-        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-        self._end = offset + length
-        return Range(self._data_path, offset, length)
+    def _write(self, tensor: TensorProto, data: Array, weights: _Weights | None) -> None:
+        """Put a tensor's new values into a file of weights, or keep them in memory if there is none."""
+        key, flat = id_of(tensor), data.reshape(-1).view(np.uint8).data
+        if weights is None:
+            self._placed[key] = Held(memoryview(bytes(flat)))
+            return
+        place = self._placed.get(key)
+        self._placed[key] = weights.write([flat], flat.nbytes, place if isinstance(place, Range) else None)
+
+
+class _Weights:
+    """A file of tensors that grows."""
+
+    def __init__(self, path: Path, target: Target) -> None:
+        self.file: IO[bytes] = path.open("w+b")
+        self._path = path
+        self._target = target
+        self._end = 0
+
+    def write(self, data: Iterable[bytes | memoryview], length: int, place: Range | None = None) -> Range:
+        """Write a tensor to its place, or to a new one at the end."""
+        if place is None:
+            place = Range(self._path, -(-self._end // ALIGNMENT) * ALIGNMENT, length)
+            self._end = place.offset + length
+        try:
+            self.file.seek(place.offset)
+            self.file.writelines(data)
+        except OSError as problem:
+            raise self._target.failure(problem) from None
+        return place
+
+    def flush(self) -> None:
+        try:
+            self.file.flush()
+        except OSError as problem:
+            raise self._target.failure(problem) from None
 
 
 def _set_external(tensor: TensorProto, location: str, place: Range) -> None:
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", place.offset), ("length", place.length)):
         tensor.external_data.add(key=key, value=str(value))
-
-
-def serialized(model: onnx.ModelProto) -> bytes:
-    """A model as one string of bytes, if it is not too large for that."""
-    try:
-        return model.SerializeToString()
-    except MemoryError:
-        raise
-    except Exception as problem:  # protobuf's EncodeError, or ValueError, by version
-        raise OutputError(
-            "the result is over protobuf's limit of 2 GiB; save the input with external data "
-            "(onnx.save_model(..., save_as_external_data=True)) and write to a file"
-        ) from problem
-
-
-def _copy(source: IO[bytes], target: IO[bytes], length: int, chunk: int = 1 << 22) -> None:
-    while length > 0:
-        data = source.read(min(chunk, length))
-        if not data:
-            raise OSError("the model's external data became shorter while it was copied")
-        target.write(data)
-        length -= len(data)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import ValueInfoProto, helper
 
 from lsuv_cli.model.constants import FLOATS
+from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.model.prepare import Look
 
@@ -55,7 +56,7 @@ def _types(model: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     body.input.extend(info for info in model.graph.input if info.name not in stored)
     body.value_info.extend(model.graph.value_info)
     for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL:
+        if math.prod(tensor.dims) <= SMALL and not is_elsewhere(tensor):
             body.initializer.append(tensor)
         else:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))

@@ -1,26 +1,29 @@
 """An ONNX file in: its structure without its weights, and each tensor's bytes when they are asked for.
 
-External data is read as ranges of plain files that lie beside the model. A model that names anything else
-(an absolute path, a way out of its directory, a link) is refused, because onnx has been tricked that way again
-and again (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480).
+The raw data of a large tensor stays in the file itself (wire.py). External data is read as ranges of plain files that
+lie beside the model. A model that names anything else (an absolute path, a way out of its directory, a link) is
+refused, because onnx has been tricked that way again and again (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480).
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model import wire
+from lsuv_cli.model.places import Held, Place, Range, stamp_of
 from lsuv_cli.outputs import absolute
 
 Array = NDArray[Any]
@@ -34,25 +37,30 @@ MOST_BYTES = 1 << 50  # of a tensor without values; a damaged shape can promise 
 VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
-@dataclass(frozen=True)
-class Range:
-    """Where an external tensor's bytes lie."""
-
-    path: Path
-    offset: int
-    length: int
-
-
 class ModelFile:
-    """A model whose external tensors stay on disk until they are read."""
+    """A model whose external and parked tensors stay where they are until they are read.
+
+    `parked` tells where the parked ones are, by the keys of their marks. With `without_weights`, tensors whose data
+    file is missing are among the absent ones.
+    """
 
     def __init__(
-        self, proto: onnx.ModelProto, directory: Path | None, name: str, *, without_weights: bool = False
+        self,
+        proto: onnx.ModelProto,
+        directory: Path | None,
+        name: str,
+        parked: Mapping[str, Place] | None = None,
+        *,
+        without_weights: bool = False,
     ) -> None:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
-        self.ranges: dict[tuple[str, ...], Range] = {}
+        self.given: bytes | None = None  # the file's bytes, if they came without a path
+        self.parked = parked or {}
+        self.ranges: dict[tuple[str, ...], Range] = {}  # of external tensors
+        self._made: set[Path] = set()  # files of values that were made up
+        self.without_weights = without_weights
         self.absent: list[TensorProto] = []  # tensors without values: stripped, or in a missing file
         for tensor in tensors(proto):
             if is_stripped(tensor) or (without_weights and self._is_missing(tensor)):
@@ -60,7 +68,7 @@ class ModelFile:
                 self.absent.append(tensor)
             elif is_external(tensor):
                 self.ranges[id_of(tensor)] = self._range(tensor)
-            elif problem := _disagreement(tensor):
+            elif problem := _disagreement(tensor, self.parked.get(wire.key_of(tensor))):
                 raise ModelError(f"{name}: tensor {tensor.name!r} {problem}; it is damaged, export the model again")
 
     @property
@@ -74,9 +82,20 @@ class ModelFile:
 
     @property
     def data_files(self) -> set[Path]:
-        return {r.path for r in self.ranges.values()}
+        """The files that the model came with."""
+        return {r.path for r in self.ranges.values()} - self._made
 
-    def place(self, tensor: TensorProto, where: Range) -> None:
+    def copy(self) -> ModelFile:
+        """The same model to be edited apart; tensors that stay where they are cost nothing."""
+        copied = onnx.ModelProto()
+        copied.CopyFrom(self.proto)
+        return ModelFile(copied, self.directory, self.name, self.parked, without_weights=self.without_weights)
+
+    def place(self, tensor: TensorProto) -> Place:
+        """Where the bytes of an external or a parked tensor are."""
+        return self.ranges[id_of(tensor)] if is_external(tensor) else self.parked[wire.key_of(tensor)]
+
+    def put(self, tensor: TensorProto, where: Range) -> None:
         """Make a tensor an external one whose bytes lie there."""
         embed(tensor, b"")
         tensor.ClearField("raw_data")
@@ -84,6 +103,24 @@ class ModelFile:
         for key, value in (("location", where.path.name), ("offset", where.offset), ("length", where.length)):
             tensor.external_data.add(key=key, value=str(value))
         self.ranges[id_of(tensor)] = where
+        self._made.add(where.path)
+
+    def array(self, tensor: TensorProto) -> Array:
+        """A tensor's values."""
+        if is_elsewhere(tensor):
+            return from_place(tensor, self.place(tensor))
+        try:
+            return numpy_helper.to_array(tensor)
+        except (ValueError, TypeError) as problem:
+            raise ModelError(f"{self.name}: tensor {tensor.name!r} is damaged: {problem}") from problem
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The model as the bytes of a file, which are read while they are written."""
+        return wire.chunks(self.proto, self.place)
+
+    def embedded(self) -> onnx.ModelProto:
+        """The model with its parked tensors in the message."""
+        return wire.embedded(self.proto, self.place)
 
     def _is_missing(self, tensor: TensorProto) -> bool:
         """Whether an external tensor's file is not there."""
@@ -101,42 +138,6 @@ class ModelFile:
         size = byte_size(tensor) if min(tensor.dims, default=0) >= 0 else -1
         if not 0 <= size <= MOST_BYTES:
             raise ModelError(f"{self.name}: tensor {tensor.name!r} has no values and the shape {list(tensor.dims)[:8]}")
-
-    def raw(self, tensor: TensorProto) -> bytes:
-        """A tensor's bytes in ONNX's raw layout."""
-        if is_external(tensor):
-            where = self.ranges[id_of(tensor)]
-            with where.path.open("rb") as file:
-                file.seek(where.offset)
-                data = file.read(where.length)
-            if len(data) != where.length:
-                raise ModelError(f"{where.path}: the file became shorter while it was read")
-            return data
-        if tensor.HasField("raw_data"):
-            return tensor.raw_data
-        return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-
-    def array(self, tensor: TensorProto) -> Array:
-        """A tensor's values."""
-        if not is_external(tensor):
-            try:
-                return numpy_helper.to_array(tensor)
-            except (ValueError, TypeError) as problem:
-                raise ModelError(f"{self.name}: tensor {tensor.name!r} is damaged: {problem}") from problem
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        where = self.ranges[id_of(tensor)]
-        if math.prod(tensor.dims) * dtype.itemsize != where.length:  # packed: two or more values in a byte
-            whole = TensorProto()
-            whole.CopyFrom(tensor)
-            whole.ClearField("external_data")
-            whole.data_location = TensorProto.DEFAULT
-            whole.raw_data = self.raw(tensor)
-            return numpy_helper.to_array(whole)
-        # Read, not memory-mapped: if another program truncates the file, access to a mapping kills this process.
-        array = np.fromfile(where.path, dtype, math.prod(tensor.dims), offset=where.offset)
-        if array.nbytes != where.length:
-            raise ModelError(f"{where.path}: the file became shorter while it was read")
-        return array.reshape(tuple(tensor.dims))
 
     def _range(self, tensor: TensorProto) -> Range:
         """The place of an external tensor, checked."""
@@ -182,27 +183,67 @@ class ModelFile:
         return Range(path, offset, length)
 
 
+def from_place(tensor: TensorProto, place: Place) -> Array:
+    """The values of a tensor whose bytes are elsewhere."""
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if math.prod(tensor.dims) * dtype.itemsize == place.length:
+        return place.array(dtype).reshape(tuple(tensor.dims))
+    # Packed: two or more values in a byte.
+    whole = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=place.read())
+    return numpy_helper.to_array(whole)
+
+
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_weights: bool = False) -> ModelFile:
     """Read a model from a path, from bytes, or take a copy of one in memory.
 
     With `without_weights`, tensors whose data file is missing are listed as `absent`.
     """
     if isinstance(source, onnx.ModelProto):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(source)
-        return ModelFile(_checked(copy, "model"), None, "model", without_weights=without_weights)
+        return _copy_of(source, without_weights)
     if isinstance(source, bytes):
-        return ModelFile(_parsed(source, "<stdin>"), None, "<stdin>", without_weights=without_weights)
+        held = _from_bytes(source, None, "<stdin>", without_weights)
+        held.given = source
+        return held
     path = Path(source)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # a pipe is read once
+                return _from_bytes(file.read(), absolute(path).parent, str(path), without_weights)
+            model, found = _parsed(file, status.st_size, str(path))
     except IsADirectoryError:
         raise ModelError(f"{path} is a directory; give an ONNX file") from None
     except (OSError, ValueError) as problem:  # a NUL in the name
         absolute(path)
         raise ModelError(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
-    model = _parsed(data, str(path))
-    return ModelFile(model, absolute(path).parent, str(path), without_weights=without_weights)
+    directory = absolute(path).parent
+    here, stamp = directory / path.name, stamp_of(status)
+    parked = {key: Range(here, offset, length, stamp) for key, (offset, length) in found.items()}
+    return ModelFile(model, directory, str(path), parked, without_weights=without_weights)
+
+
+def moved(file: ModelFile, path: Path) -> ModelFile:
+    """A model whose file was renamed, with its tensors where they are now."""
+    parked = {key: replace(place, path=path) for key, place in file.parked.items() if isinstance(place, Range)}
+    return ModelFile(file.proto, path.parent, str(path), parked)
+
+
+def _copy_of(model: onnx.ModelProto, without_weights: bool) -> ModelFile:
+    """A copy of a model in memory. As bytes it can have parked tensors, but protobuf limits them to 2 GiB."""
+    try:
+        data = _checked(model, "model").SerializeToString()
+    except (EncodeError, ValueError):  # by protobuf's version
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return ModelFile(copy, None, "model", without_weights=without_weights)
+    return _from_bytes(data, None, "model", without_weights)
+
+
+def _from_bytes(data: bytes, directory: Path | None, name: str, without_weights: bool) -> ModelFile:
+    model, found = _parsed(io.BytesIO(data), len(data), name)
+    whole = memoryview(data)
+    parked = {key: Held(whole[offset : offset + length]) for key, (offset, length) in found.items()}
+    return ModelFile(model, directory, name, parked, without_weights=without_weights)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -226,9 +267,14 @@ def is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
+def is_elsewhere(tensor: TensorProto) -> bool:
+    """Whether a tensor's values are not in the message: in a data file, or parked."""
+    return is_external(tensor) or wire.is_parked(tensor)
+
+
 def is_stripped(tensor: TensorProto) -> bool:
     """Whether a tensor's values were taken out, by `lsuv strip` or by Polygraphy's `surgeon weight-strip`."""
-    if is_external(tensor) or WEIGHTLESS not in str(tensor.doc_string):
+    if is_elsewhere(tensor) or WEIGHTLESS not in str(tensor.doc_string):
         return False
     return 0 not in tensor.dims and not tensor.raw_data and not any(len(getattr(tensor, field)) for field in VALUES)
 
@@ -276,13 +322,15 @@ def _attribute_tensors(attributes: Iterable[AttributeProto]) -> Iterator[TensorP
                     yield from _graph_tensors(graph)
 
 
-def _disagreement(tensor: TensorProto) -> str:
-    """How an embedded tensor's values disagree with its shape; empty if they do not."""
+def _disagreement(tensor: TensorProto, parked: Place | None) -> str:
+    """How an embedded or parked tensor's values disagree with its shape; empty if they do not."""
     if min(tensor.dims, default=0) < 0:
         return f"has the shape {list(tensor.dims)}"
-    if tensor.HasField("raw_data"):
+    if wire.is_parked(tensor) and parked is None:  # by a file that has such a mark itself
+        return "has a mark in place of its values"
+    if parked is not None or tensor.HasField("raw_data"):
         # Each access to raw_data copies it, so there is only one.
-        held, wanted = len(tensor.raw_data), byte_size(tensor)
+        held, wanted = parked.length if parked is not None else len(tensor.raw_data), byte_size(tensor)
         return "" if held == wanted else f"has {held} bytes, its shape wants {wanted}"
     held = sum(len(getattr(tensor, field)) for field in VALUES)
     wanted = math.prod(tensor.dims) * (2 if tensor.data_type in COMPLEX else 1)
@@ -302,15 +350,17 @@ def byte_size(tensor: TensorProto) -> int:
         raise ModelError(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
 
 
-def _parsed(data: bytes, name: str) -> onnx.ModelProto:
-    if not data:
+def _parsed(stream: IO[bytes], size: int, name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, int]]]:
+    """A model with its large tensors parked, and the offset and length of each by the key of its mark."""
+    if not size:
         raise ModelError(f"{name} is empty; give an ONNX file")
+    data, found = wire.without_large_tensors(stream, size)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError:
         raise ModelError(f"{name} is not an ONNX file, or is damaged or cut off") from None
-    return _checked(model, name)
+    return _checked(model, name), found
 
 
 def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

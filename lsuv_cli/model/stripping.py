@@ -69,7 +69,7 @@ def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) 
             if math.prod(tensor.dims) > 1 and tensor.data_type in STRIPPABLE:
                 done.kept.append(name)
             if is_external(tensor):
-                embed(tensor, file.raw(tensor))
+                embed(tensor, file.place(tensor).read())
     for pattern in keep:
         if pattern not in matched:
             raise LsuvError(f"`keep` {pattern!r} matches no tensor; give the name of one, or a pattern")

@@ -66,7 +66,7 @@ def cuda_free_memory(major: int, index: int) -> tuple[int, int] | None:
 
 def nvidia_smi(index: int) -> dict[str, str]:
     """What nvidia-smi tells of a card: driver, name, compute capability; empty where there is no nvidia-smi."""
-    fields = {"driver": "driver_version", "card": "name", "compute capability": "compute_cap"}
+    fields = {"driver": "driver_version", "card": "name", "capability": "compute_cap"}
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -19,7 +19,8 @@ from lsuv_cli.errors import ModelError
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import roles
-from lsuv_cli.model.file import BITS, ModelFile, Range, byte_size, embed
+from lsuv_cli.model.file import BITS, ModelFile, byte_size, embed
+from lsuv_cli.model.places import Range
 from lsuv_cli.model.roles import Role
 from lsuv_cli.model.stripping import STRIPPABLE, role_of
 from lsuv_cli.scaling.weights import stream
@@ -99,7 +100,7 @@ class _Store:
         with self.path.open("r+b" if self.path.exists() else "w+b") as stored:
             stored.seek(self.end)
             stored.write(data)
-        self.file.place(tensor, Range(self.path, self.end, len(data)))
+        self.file.put(tensor, Range(self.path, self.end, len(data)))
         self.end += len(data)
 
 

@@ -15,7 +15,7 @@ Gauges share no code with calibration's probes (moments.py), because verificatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,7 @@ class Gauge:
     accuracy: float = 1e-3  # the relative error that the variance may have
     equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
     units: Units | None = None  # the units whose largest values are fetched, to find dead ones
+    channel_axis: int | None = None  # the axis of the channels whose moments are wanted too
     channels: Channels | None = None  # the channels to be measured one by one, always in double
     careful: bool = False  # reduce in double whatever the sounding says, because float32 was not accurate enough
 
@@ -103,6 +104,7 @@ class Gauge:
     @property
     def fetches(self) -> tuple[str, ...]:
         kinds = ["d", "d2", *([] if self.equal_groups else ["count"]), *(["most"] if self.units else [])]
+        kinds += ["channel_d", "channel_d2"] if self.channel_axis is not None and not self.is_plane else []
         return tuple(f"{self.name}.{kind}" for kind in kinds)
 
     def meter(self) -> GaugeMeter:
@@ -128,6 +130,7 @@ class GaugeMeter:
     d2: float = 0.0
     per_group: float = 1.0
     most: Array = field(default_factory=lambda: np.array(-math.inf))
+    per_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and of d² for each channel
     by_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and d²
 
     def add(self, fetched: Sequence[Array]) -> None:
@@ -148,8 +151,29 @@ class GaugeMeter:
                 columns = (part.reshape(-1, self.gauge.channels.count).sum(axis=0) for part in (d, d2))
                 self.by_channel = self.by_channel + self.per_group * np.stack(list(columns))
         self.count += self.per_group * d.size
+        if self.gauge.channel_axis is not None:
+            self._add_channels(named, d, d2)
         if self.gauge.units:
             self.most = np.maximum(self.most, np.asarray(named[f"{self.gauge.name}.most"], np.float64).ravel())
+
+    def _add_channels(self, named: Mapping[str, Array], d: Array, d2: Array) -> None:
+        if self.gauge.is_plane:  # (samples, channels, ...), whatever else a group is
+            sums = [self.per_group * x.sum(axis=tuple(k for k in range(x.ndim) if k != 1)) for x in (d, d2)]
+        else:
+            means = [np.asarray(named[f"{self.gauge.name}.{kind}"], np.float64) for kind in ("channel_d", "channel_d2")]
+            sums = [self.per_group * d.size / x.size * x for x in means]
+        self.per_channel = self.per_channel + np.stack(sums)
+
+    def _channel_moments(self) -> tuple[float | None, float | None]:
+        """The channels' mean variance and mean squared mean."""
+        gauge, channels = self.gauge, self.per_channel.shape[1]
+        if gauge.channel_axis is None:
+            return None, None
+        with np.errstate(over="ignore", invalid="ignore"):
+            offset, square = self.per_channel * channels / self.count
+            variance = float(np.maximum(square - offset**2, 0.0).mean()) / gauge.divisor**2
+            mean_square = float(((gauge.shift + offset) ** 2).mean()) / gauge.divisor**2
+        return variance, mean_square
 
     def result(self) -> Moments:
         if not self.count:
@@ -166,7 +190,16 @@ class GaugeMeter:
         if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
             variance = 0.0
         count = round(self.count)
-        whole = Moments(mean, variance / gauge.divisor**2, count=count, trusted=trusted, dead=dead)
+        spread, level = self._channel_moments()
+        whole = Moments(
+            mean,
+            variance / gauge.divisor**2,
+            count=count,
+            trusted=trusted,
+            dead=dead,
+            channel_variance=spread,
+            channel_mean_square=level,
+        )
         return whole if gauge.channels is None else replace(whole, channels=self._of_channels(gauge.channels))
 
     def _of_channels(self, channels: Channels) -> ChannelMoments:
@@ -197,7 +230,12 @@ class _GaugeNodes:
             shift = helper.make_tensor("m", wanted, [], [gauge.shift])
             y = self.node("Sub", [y, self.node("Constant", [], "m", value=shift)], "shifted")
         self.mean(y, "d")
-        self.mean(self.node("Mul", [y, y], "squared"), "d2")
+        squared = self.node("Mul", [y, y], "squared")
+        self.mean(squared, "d2")
+        if gauge.channel_axis is not None and not gauge.is_plane:
+            rest = [axis for axis in range(len(gauge.sounding.shape)) if axis != gauge.channel_axis]
+            self.reduced("ReduceMean", y, "channel_d", rest)
+            self.reduced("ReduceMean", squared, "channel_d2", rest)
         if gauge.units:
             self.most_of_units(gauge.units)
         return self.made

@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import inner_graphs, nodes_inside
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.random_ops import is_random, seeded
@@ -169,7 +170,7 @@ class ModelBuilder:
     def other_constant(self, name: str, tensor: TensorProto) -> None:
         """Add a tensor of integers, strings, booleans, doubles or an exotic type, unchanged."""
         copy = TensorProto()
-        if tensor.data_location == TensorProto.EXTERNAL:
+        if is_elsewhere(tensor):
             array = self.graph.array(name)
             if array.nbytes > INLINE_BYTES:
                 self.tensors[name] = np.asarray(array, order="C")

@@ -94,11 +94,18 @@ class Moments:
     noise: bool = False  # the output is nothing but rounding
     begins: bool = False  # the noise begins at this layer, and not at one in front of it
     disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs
+    channel_variance: float | None = None  # mean over channels of their variances, if asked for
+    channel_mean_square: float | None = None  # mean over channels of their squared means, if asked for
     channels: ChannelMoments | None = None  # where channels are measured one by one
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.mean) and math.isfinite(self.variance)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the value does not vary at all."""
+        return self.finite and self.variance == 0.0
 
     def times(self, factor: float) -> Moments:
         """The moments of factor·y."""

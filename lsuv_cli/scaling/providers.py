@@ -109,11 +109,11 @@ def _cuda_facts(index: int) -> dict[str, str]:
     told = drivers.nvidia_smi(index)
     return {
         "driver": told.get("driver", "found" if drivers.nvidia_driver() else "none"),
-        "driver needed": f"{drivers.OLDEST_DRIVER[major]} or newer" if major in drivers.OLDEST_DRIVER else "",
+        "needs": f"driver {drivers.OLDEST_DRIVER[major]} or newer" if major in drivers.OLDEST_DRIVER else "",
         "libraries": ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in libraries.items()),
         "wheel": f"onnxruntime-gpu {ort.__version__} for CUDA {major}" if major else "no CUDA in this onnxruntime",
         "card": told.get("card", ""),
-        "compute capability": told.get("compute capability", ""),
+        "capability": told.get("capability", ""),
     }
 
 

@@ -15,7 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, ValueInfoProto, helper
 
-from lsuv_cli.model.flatten import nodes_inside
+from lsuv_cli.model.file import is_elsewhere
+from lsuv_cli.model.flatten import constant_value, nodes_inside
 from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
@@ -23,6 +24,8 @@ from lsuv_cli.scaling.providers import CPU, Device
 from lsuv_cli.scaling.translation import one_line, translated
 
 Array = NDArray[Any]
+
+VERSION = str(ort.__version__)
 
 # MatMulScaleFusion: of two Muls by constants in a row, onnxruntime 1.31 removes the first even if another node reads
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
@@ -73,7 +76,8 @@ def run_whole(
     names = [o.name for o in session.get_outputs()]
     with translated():
         fetched = session.run_with_ort_values(names, values)
-    return {name: to_numpy(value) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
+    # Copies, because an array of a session's output keeps the session's memory.
+    return {name: np.array(to_numpy(value)) for name, value in zip(names, fetched, strict=True) if value.is_tensor()}
 
 
 def open_without_weights(model: onnx.ModelProto) -> None:
@@ -82,12 +86,17 @@ def open_without_weights(model: onnx.ModelProto) -> None:
     bare.functions.extend(model.functions)
     body = bare.graph
     body.name = model.graph.name or "graph"
-    body.node.extend(model.graph.node)
+    for node in model.graph.node:
+        value = constant_value(node, node.output[0]) if node.output else None
+        if isinstance(value, TensorProto) and is_elsewhere(value):
+            body.input.append(helper.make_tensor_value_info(node.output[0], value.data_type, list(value.dims)))
+        else:
+            body.node.append(node)
     body.output.extend(model.graph.output)
     listed = {t.name for t in model.graph.initializer}
     body.input.extend(i for i in model.graph.input if i.name not in listed)
     for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > SMALL_TENSOR:
+        if is_elsewhere(tensor) or tensor.ByteSize() > SMALL_TENSOR:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             body.initializer.append(tensor)

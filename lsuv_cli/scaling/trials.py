@@ -111,7 +111,8 @@ class Trials:
     def learn(self, verified: Mapping[str, Moments]) -> bool:
         """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
         scaled = {k: turn for k, turn in self.turns.items() if turn.status is Status.OK}
-        noise = {k: turn for k, turn in scaled.items() if verified[k].noise and k not in self.dead}
+        # Calibration does not round to half precision, where a tiny input is zero.
+        noise = {k: t for k, t in scaled.items() if k not in self.dead and (verified[k].noise or verified[k].is_zero)}
         alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
         self.lost |= {k for k in noise if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
         freed = alive - self.lost

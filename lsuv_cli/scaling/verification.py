@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, helper
 
+from lsuv_cli.details import Histogram
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
@@ -46,7 +47,7 @@ from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
 Array = NDArray[Any]
 
-# A model with more bytes of weights is verified in pieces, and opened without its weights.
+# A model with more bytes of weights is verified in pieces of half as many, and opened without its weights.
 VERIFY_BYTES = 256 << 20
 # |optimized - unoptimized variance| <= DISPUTE_ACCURACY · accuracy · variance + MEAN_ROUNDING · mean²; else disputed.
 DISPUTE_ACCURACY, MEAN_ROUNDING = 10, 1e-9
@@ -69,6 +70,7 @@ class ModelMoments:
 
     moments: Mapping[str, Moments]
     warnings: tuple[str, ...] = ()
+    outputs: Mapping[str, Histogram] = field(default_factory=dict)  # on the few samples, if asked for
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Wanted:
     units: bool = False  # the fraction of units that are never above zero
     channels: frozenset[str] = frozenset()  # outputs of the layers that are measured channel by channel
     sums: tuple[str, ...] = ()  # other values, such as residual sums
+    details: bool = False  # units, the moments of channels, and histograms, for a page
 
 
 def measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted = Wanted()) -> ModelMoments:
@@ -110,12 +113,12 @@ def _measure(file: ModelFile, look: Look, needs: Pass, wanted: Wanted) -> ModelM
 
 def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], list[str]]:
     """Open the file in onnxruntime as it is: its outputs for the few samples, if the CPU can run it, and warnings."""
-    size = sum(look.graph.nbytes(name) for name in look.graph.tensors)
+    is_large = _weight_bytes(look.graph) > VERIFY_BYTES
     model: str | bytes = str(file.path)
-    if size <= VERIFY_BYTES and (file.path is None or not _is_utf8(str(file.path))):
-        model = file.proto.SerializeToString()  # onnxruntime takes no path that is not UTF-8
+    if not is_large and (file.path is None or not _is_utf8(str(file.path))):
+        model = b"".join(file.chunks())  # onnxruntime takes no path that is not UTF-8
     try:
-        if size > VERIFY_BYTES:
+        if is_large:
             runtime.open_without_weights(file.proto)
             return {}, []
         return runtime.run_whole(model, needs.few, needs.device.threads), []
@@ -126,7 +129,7 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
         # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
         # optimizers leave, such as a network without its Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
-            if size > VERIFY_BYTES:
+            if is_large:
                 raise
             return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
         return {}, []
@@ -138,7 +141,8 @@ class _Measuring:
     def __init__(self, look: Look, needs: Pass, retype: Retype, wanted: Wanted) -> None:
         self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
         self.wanted = wanted
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES)
+        whole = _weight_bytes(look.graph) <= VERIFY_BYTES
+        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
@@ -151,6 +155,7 @@ class _Measuring:
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
+        self.histograms: dict[str, Histogram] = {}  # of layer outputs for the few samples, if asked for
 
     def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
         moments: dict[str, Moments] = {}
@@ -166,7 +171,7 @@ class _Measuring:
         warnings = self._check_outputs(outputs)
         noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
         moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
-        return ModelMoments(moments, tuple(warnings))
+        return ModelMoments(moments, tuple(warnings), self.histograms)
 
     def _piece(self, index: int, stage: Stage) -> dict[str, Moments]:
         """Sound a piece, then measure it; in double where float32 is not accurate enough."""
@@ -174,6 +179,9 @@ class _Measuring:
         wanted = [*(x.output for x in stage.layers), *sums, *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
         self.raw |= sounded
+        for layer in stage.layers if self.wanted.details else ():
+            if (histogram := Histogram.of(sounded[layer.output])) is not None:
+                self.histograms[layer.output] = histogram
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
@@ -236,7 +244,7 @@ class _Measuring:
         return builder.finish(stage.outputs, list(gauges.values()))
 
     def _gauge(self, layer: Layer, stage: Stage, sounding: Sounding) -> Gauge:
-        units = self._rectified(layer) if self.wanted.units else None
+        units = self._rectified(layer) if self.wanted.units or self.wanted.details else None
         value, divisor = layer.output, 1.0
         # Measure behind a norm y = c·x, so that onnxruntime can fuse layer and norm, as it will in use.
         if layer.norm_factor is not None and not self.wanted.units and not self.retype:
@@ -256,6 +264,7 @@ class _Measuring:
             and 0 not in sounding.shape
             and self._equal_planes(sounding.shape),
             units=units,
+            channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
@@ -298,6 +307,19 @@ class _Measuring:
                     "Please report it, with the model if you can"
                 )
         return warnings
+
+
+def _channel_axis(layer: Layer, shape: tuple[int, ...]) -> int | None:
+    """The axis of an output's channels or features; None where it has none, or nothing else."""
+    if layer.op in CONVOLUTIONS:
+        return 1
+    if layer.op == "Einsum" or len(layer.weight.shape) != 2 or len(shape) < 2 or 0 in shape:
+        return None
+    return len(shape) - (1 if layer.position == 1 else 2)
+
+
+def _weight_bytes(graph: Graph) -> int:
+    return sum(graph.nbytes(name) for name in graph.tensors)
 
 
 def _is_utf8(text: str) -> bool:

@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from helpers import model, normal
-from lsuv_cli.cli.terminal import printable
 from lsuv_cli.scaling import translation
+from lsuv_cli.text import printable
 from shell import LSUV, lsuv, on_a_terminal
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\x00b\r\nc\u202ed\u2066\x9b31m\u2028e$x_{$[red]"

@@ -8,14 +8,25 @@ from __future__ import annotations
 import copy
 
 import torch
-from networks import NETWORKS, Built, images, network, normal, tokens
+from networks import NETWORKS, SMALL, WORDS, Built, _hugging, images, network, normal, text, tokens
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
 __all__ = ["LIBRARY_OF", "NETWORKS"]
 
-LIBRARY_OF: dict[str, str] = {}  # network -> the library that it needs
+# In DeBERTa and Perceiver a product is with a constant that is computed from several parameters: no layer's weight.
+HUGGING = {
+    "SqueezeBERT": _hugging("SqueezeBertModel", "SqueezeBertConfig", text, **SMALL, **WORDS, embedding_size=32),
+    "DeBERTa": _hugging("DebertaV2Model", "DebertaV2Config", text, **SMALL, **WORDS, relative_attention=True,
+                        pos_att_type=["p2c", "c2p"], max_relative_positions=16),
+    "Perceiver": _hugging("PerceiverModel", "PerceiverConfig", lambda: {"inputs": normal(10, 16)}, num_latents=6,
+                          d_latents=16, d_model=16, num_blocks=1, num_self_attends_per_block=1,
+                          num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16),
+}  # fmt: skip
+for _name, _build in HUGGING.items():
+    network(_name)(_build)
+LIBRARY_OF = dict.fromkeys(HUGGING, "transformers")  # network -> the library that it needs
 
 
 @network("equalized learning rate")
@@ -256,7 +267,7 @@ def _autoencoder() -> Built:
     return Net(), (normal(12),)
 
 
-@network("embedding bag and heads in a dict")
+@network("heads in a dict")
 def _heads() -> Built:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,10 @@ REFUSED = {
     "orthogonal parametrization": "linalg_householder_product",  # neither exporter knows it
 }
 # Weights computed from others, in a way that cannot be undone.
-TOLD = {"spectral_norm", "timm NF-ResNet", "weight standardization", "masked weights", "tensors outside the state dict"}
+TOLD = {
+    "spectral_norm", "timm NF-ResNet", "weight standardization", "masked weights", "tensors outside the state dict",
+    "DeBERTa", "Perceiver",
+}  # fmt: skip
 RESULTS = os.environ.get("LSUV_ROUND_TRIP")  # a file for the rows, from which round_trip.py prints the table
 
 

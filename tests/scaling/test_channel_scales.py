@@ -167,6 +167,19 @@ def test_tied_weights_share_their_channels_scales_or_have_one_scale():
     assert all(note in layer.notes for layer in done.report.layers)
 
 
+@pytest.mark.parametrize("options", [{"scale": "channel"}, {"bias": "center"}])
+def test_one_sample_has_no_variance_within_channels(options: Any):
+    """One number for each channel: the layer has a variance, its channels have none, and its weight is left."""
+    proto = model("g (float[N,6] x) => (y) { y = Gemm(x, W, b) }", W=normal(6, 5), b=normal(5))
+    done = initialize(proto, ROWS[:1], pre_init="keep", **options)
+    (line,) = done.report.layers
+    assert line.status == "dead"
+    assert "every channel of its output is constant" in line.notes
+    assert line.channels is not None
+    assert line.channels.dead == line.channels.count
+    assert np.array_equal(tensor(done.model, "W"), tensor(proto, "W"))
+
+
 def test_two_first_uses_are_pooled_channel_by_channel():
     text = "g (float[N,6] x) => (y) { h = Mul(x, x) a = MatMul(x, A) b = MatMul(h, A) y = Add(a, b) }"
     done = initialize(model(text, **square("A", size=6)), ROWS, scale="channel")

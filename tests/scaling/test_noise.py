@@ -70,3 +70,14 @@ def test_a_layer_that_no_noise_reaches_is_not_noise_for_being_sensitive():
     result = initialize(proto, X)
     assert statuses(result) == {"y": "dead", "z": "ok"}
     assert near_one(variances(result.model, {"x": X}, ["z"], reference=False), 0.01)
+
+
+def test_an_input_that_half_precision_rounds_to_zero_leaves_the_weight_alone():
+    proto = model(
+        """g (float[N,8] x) => (y) { s = Mul(x, tiny) h = Cast<to=10>(s) r = Relu(h) f = Cast<to=1>(r)
+        y = MatMul(f, w) }""",
+        w=normal(8, 4), tiny=np.float32(1e-10),
+    )  # fmt: skip
+    result = initialize(proto, X)
+    assert entry(result, "y").status == "dead"
+    assert np.abs(tensor(result.model, "w")).max() <= 1

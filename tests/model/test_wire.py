@@ -1,0 +1,129 @@
+"""Large tensors stay in the file that they came in, and the written bytes are protobuf's own."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+import lsuv_cli
+from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.model import wire
+from lsuv_cli.model.file import load
+
+rng = np.random.default_rng(5)
+X = rng.standard_normal((64, 80)).astype(np.float32)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    """Four weights: an initializer, one that says it is embedded, a Constant, and one as a list of numbers."""
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N,80] x) => (float[N,80] z)'
+    made = onnx.parser.parse_model(
+        f"{text} {{ a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) c = MatMul(b, w) z = MatMul(c, l) }}"
+    )
+    made.graph.initializer.append(numpy_helper.from_array(normal(80, 80), "u"))
+    said = numpy_helper.from_array(normal(80, 80), "v")
+    said.data_location = TensorProto.DEFAULT  # as onnx.load does with external data
+    said.doc_string = "v"
+    made.graph.initializer.append(said)
+    made.graph.initializer.append(helper.make_tensor("l", TensorProto.FLOAT, [80, 80], normal(80, 80).ravel()))
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(normal(80, 80), "held"))
+    made.graph.node.insert(0, constant)
+    return made
+
+
+def test_large_raw_data_is_parked_and_read_and_written_as_it_was(model, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    for file in (load(path), load(path.read_bytes()), load(model)):
+        assert len(file.parked) == 3
+        assert file.proto.ByteSize() < 30_000  # `l`, which has no raw data, is in the message
+        given = {t.name: numpy_helper.to_array(t) for t in wire.main_tensors(model.graph)}
+        for tensor in wire.main_tensors(file.proto.graph):
+            np.testing.assert_array_equal(file.array(tensor), given[tensor.name])
+        assert b"".join(file.chunks()) == model.SerializeToString()
+        assert file.embedded() == model
+
+
+def test_the_result_is_the_same_whether_tensors_are_parked_or_not(model, tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    written = []
+    for limit in (1 << 14, 1 << 40):
+        monkeypatch.setattr(wire, "PARKED_BYTES", limit)
+        out = tmp_path / f"{limit}.onnx"
+        done = lsuv_cli.initialize(path, X, output=out)
+        assert done.to_bytes() == out.read_bytes()
+        assert done.model == onnx.load(out)
+        assert lsuv_cli.initialize(path, X).to_bytes() == out.read_bytes()
+        written.append(out.read_bytes())
+    assert written[0] == written[1]
+    assert written[0] == onnx.ModelProto.FromString(written[0]).SerializeToString()
+
+
+def test_no_tensor_inside_of_a_node_that_runs_is_parked(tmp_path):
+    inner = helper.make_graph(
+        [helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(normal(80, 80)))],
+        "then",
+        [],
+        [helper.make_tensor_value_info("k", TensorProto.FLOAT, [80, 80])],
+        [numpy_helper.from_array(normal(80, 80), "unread")],
+    )
+    graph = onnx.GraphProto(name="g", node=[helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)])
+    graph.node.append(helper.make_node("Constant", [], ["o"], "", None, "other", value=inner.initializer[0]))
+    tensors = AttributeProto(name="values", type=AttributeProto.TENSORS, tensors=[inner.initializer[0]])
+    graph.node.append(onnx.NodeProto(op_type="Constant", output=["q"], attribute=[tensors]))
+    assert not load(helper.make_model(graph)).parked
+
+
+def test_a_file_that_changes_during_the_run_is_told(model, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    file = load(path)
+    path.write_bytes(model.SerializeToString() + b"\0\0")
+    with pytest.raises(ModelError, match="changed during the run"):
+        file.array(file.proto.graph.initializer[0])
+    with pytest.raises(ModelError, match="changed during the run"):
+        file.chunks()  # before the first byte is sent
+    path.unlink()
+    with pytest.raises(ModelError, match="No such file"):
+        file.array(file.proto.graph.initializer[0])
+
+
+def test_a_file_with_a_mark_of_its_own_is_refused(model):
+    wire.park(model.graph.initializer[0], "12")
+    with pytest.raises(LsuvError, match="tensor 'u' has a mark in place of its values"):
+        load(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [b"\xfb\x3e\xfc\x3e", b"\xf8\x3e\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"],  # an unknown group; ten bytes of varint
+)
+def test_what_is_unusual_in_a_file_stays_as_it_was(model, extra):
+    data = model.SerializeToString() + extra
+    file = load(data)
+    assert b"".join(file.chunks()) == onnx.ModelProto.FromString(data).SerializeToString()
+
+
+def test_a_cut_off_file_is_damaged(model):
+    data = model.SerializeToString()
+    for length in (len(data) - 1, len(data) // 2, 40):
+        with pytest.raises(LsuvError, match="damaged"):
+            load(data[:length])
+
+
+def test_a_tensor_of_the_wrong_length_is_damaged(model):
+    model.graph.initializer[0].dims[0] = 81
+    with pytest.raises(LsuvError, match="'u' has 25600 bytes, its shape wants 25920"):
+        load(model.SerializeToString())
+
+
+def test_a_result_over_two_gibibytes_is_refused_before_it_is_written(model, monkeypatch):
+    monkeypatch.setattr(wire, "LARGEST_MESSAGE", 50_000)
+    with pytest.raises(LsuvError, match="2 GiB"):
+        load(model).chunks()

@@ -1,0 +1,193 @@
+"""CUDA provider, no arithmetic: the real provider of onnxruntime-gpu on a runtime whose kernels do nothing.
+
+It shows where values live, what memory a run takes on the device, and what is said when something is missing. It shows
+nothing about numbers: no kernel runs, and no convolution either, because cuDNN has no engine. So the probe, which wants
+a right convolution, is left out of the tests that need a session.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+HERE = Path(__file__).parent / "cuda_without_arithmetic"
+sys.path.insert(0, str(HERE))
+
+import cuda_libraries  # noqa: E402
+
+pytestmark = pytest.mark.cuda_runtime
+
+# What a device computes is not asked: neither by the probe nor by the comparison of outputs with the CPU's.
+WITHOUT_PROBE = (
+    "from lsuv_cli.scaling import devices, verification; devices.probe = lambda provider, index: ''; "
+    "verification.SAME_OUTPUT = float('inf'); "
+)
+MAIN = "from lsuv_cli.cli import main; main()"
+WIDTH, LAYERS = 1024, 6
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+    log: list[tuple[str, int, int, int]]  # event, device, bytes, bytes in use
+
+    def peak(self, device: int = 0) -> int:
+        return max((used for _, at, _, used in self.log if at == device), default=0)
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory) -> Path:
+    try:
+        return cuda_libraries.build(tmp_path_factory.mktemp("cuda"))
+    except cuda_libraries.NotBuildable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory) -> Path:
+    """Six layers of 4 MB with a Tanh behind each, so that each is a stage of its own."""
+    rng = np.random.default_rng(0)
+    text = " ".join(f"y{k} = MatMul(a{k}, w{k}) a{k + 1} = Tanh(y{k})" for k in range(LAYERS))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N,{WIDTH}] a0) => (a{LAYERS}) {{ {text} }}'
+    )
+    for k in range(LAYERS):
+        weight = rng.standard_normal((WIDTH, WIDTH), np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
+    path = tmp_path_factory.mktemp("mlp") / "mlp.onnx"
+    path.write_bytes(model.SerializeToString())
+    np.save(path.with_suffix(".npy"), rng.standard_normal((256, WIDTH), np.float32))
+    return path
+
+
+def run(libraries: Path, folder: Path, *words: object, code: str = WITHOUT_PROBE + MAIN, **settings: object) -> Done:
+    """Run the command, or other code, on the libraries."""
+    log = folder / "log"
+    log.unlink(missing_ok=True)
+    given = {f"NO_ARITHMETIC_{name}": str(value) for name, value in settings.items()}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "NO_ARITHMETIC_LOG": str(log), **given}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return Done(done.returncode, done.stdout, done.stderr, [(e, int(d), int(n), int(u)) for e, d, n, u in lines])
+
+
+def check(model: Path, *more: object) -> list[object]:
+    return ["check", model, "--data", model.with_suffix(".npy"), *more]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(35, "the NVIDIA driver is too old for CUDA 13"), (100, "the NVIDIA driver finds no card")]
+)
+def test_an_old_driver_and_no_card_are_told_apart_in_one_line(libraries, mlp, tmp_path, error, says):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "cuda", "--json"), code=MAIN, ERROR=error)
+    assert done.code == 2
+    assert done.out == ""
+    assert says in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_without_cudnn_the_probe_says_so(libraries, mlp, tmp_path):
+    for library in libraries.glob("lib*"):
+        if "cudnn" not in library.name:
+            (tmp_path / library.name).symlink_to(library)
+    done = run(tmp_path, tmp_path, *check(mlp, "--device", "cuda"), code=MAIN)
+    assert done.code == 2
+    assert "cuDNN 9 cannot be loaded; pip install 'lsuv-cli[cuda]' brings it" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_device_that_does_not_compute_is_not_taken(libraries, mlp, tmp_path):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "cuda"), code=MAIN)
+    assert done.code == 2
+    assert "cannot be used" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_auto_takes_the_cpu_and_stdout_is_json_alone(libraries, mlp, tmp_path):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "auto", "--json"), code=MAIN, ERROR=35)
+    assert done.code in (0, 1)
+    assert json.loads(done.out)["device"].startswith("CPU")
+
+
+def test_stdout_is_json_alone_on_cuda(libraries, mlp, tmp_path):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "cuda", "--json"))
+    assert done.code == 1  # nothing is computed, so every layer is dead
+    assert json.loads(done.out)["device"] == "CUDA device 0"
+    events = {event for event, *_ in done.log}
+    assert {"allocated", "in", "launched"} <= events
+
+
+def test_the_second_device_is_the_one_that_is_used(libraries, mlp, tmp_path):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "cuda:1", "--json"), DEVICES=2)
+    assert json.loads(done.out)["device"] == "CUDA device 1"
+    assert done.peak(1) > WIDTH * WIDTH * 4
+    assert done.peak(0) < MEGABYTE
+    missing = run(libraries, tmp_path, *check(mlp, "--device", "cuda:2"), code=MAIN, DEVICES=2)
+    assert missing.code == 2
+    assert "there is no CUDA device 2; the last one is --device cuda:1" in missing.err
+
+
+def test_the_device_holds_one_stage_at_a_time(libraries, mlp, tmp_path):
+    words = ["init", mlp, "--data", mlp.with_suffix(".npy"), "--pre-init", "msra", "-o", tmp_path / "o.onnx"]
+    done = run(libraries, tmp_path, *words, "--device", "cuda", "--batch-size", "64")
+    assert done.code == 1
+    stages = sum(event == "allocated" and size >= WIDTH * WIDTH * 4 for event, _, size, _ in done.log)
+    assert stages >= LAYERS
+    # All weights for verification, in one piece; values and what the libraries take for themselves.
+    assert done.peak() < LAYERS * WIDTH * WIDTH * 4 + 24 * MEGABYTE
+    assert done.log[-1][3] == 0  # all of it is given back
+
+
+def test_out_of_memory_names_the_option_that_helps(libraries, mlp, tmp_path):
+    done = run(libraries, tmp_path, *check(mlp, "--device", "cuda"), MEMORY=6 * MEGABYTE)
+    assert done.code == 2
+    assert "CUDA device 0 ran out of memory; use a smaller --batch-size, or --device cpu" in done.err
+    assert done.err.count("\n") == 1
+    assert any(event == "refused" for event, *_ in done.log)
+
+
+def test_strings_pass_between_stages(libraries, tmp_path):
+    code = f"""
+import numpy as np, onnx
+{WITHOUT_PROBE}
+from lsuv_cli import measure
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,8] x, string[N] s) => (y, t) {{{{ t = Identity(s) a = MatMul(x, w) b = Tanh(a) y = MatMul(b, w) }}}}''')
+model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+data = {{"x": np.ones((4, 8), np.float32), "s": np.array(["a", "b", "c", "d"])}}
+print(measure(model, data, device="cuda").device)
+"""
+    done = run(libraries, tmp_path, code=code.replace("{{{{", "{{").replace("}}}}", "}}"))
+    assert done.err == ""
+    assert done.out == "CUDA device 0\n"
+
+
+def test_every_stage_model_of_the_tests_loads(libraries, tmp_path):
+    told = tmp_path / "told"
+    files = [
+        HERE.parent / name for name in ("scaling/test_stages.py", "model/test_layers.py", "scaling/test_moments.py")
+    ]
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(libraries),
+        "LSUV_ALSO_ON_CUDA": str(told),
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "also_on_cuda", "-p", "no:cacheprovider", *map(str, files)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:]
+    verdicts = told.read_text().splitlines()
+    assert verdicts.count("loads") > 50
+    assert [verdict for verdict in verdicts if verdict not in ("loads", "unsupported")] == []
