@@ -211,7 +211,9 @@ def test_check_quietly_and_in_json_and_at_length(initialized):
     report = json.loads(lsuv("check", RELU, "--data", DATA, "--json").out)
     assert (report["command"], report["exit_code"]) == ("measure", 1)
     assert {layer["status"] for layer in report["layers"]} == {"outside"}
-    assert len(lsuv("check", initialized, "--data", DATA, "-v").out.splitlines()) == 13
+    shown = lsuv("check", initialized, "--data", DATA, "-v", "--device", "cpu").out.splitlines()
+    assert len(shown) == 14  # a head, eleven layers, a verdict, the device
+    assert shown[-1].endswith("(as asked)")
 
 
 def test_compare_shows_the_papers_tables():

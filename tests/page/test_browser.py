@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from networks import chain, residual
+from page_networks import chain, residual
 from test_page import EVIL, synthetic
 
 from helpers import normal

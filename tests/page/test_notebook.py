@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from networks import chain
+from page_networks import chain
 from test_page import EVIL, Reader
 
 from lsuv_cli import compare, measure

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import onnx
 import pytest
-from networks import chain, residual
+from page_networks import chain, residual
 
 from helpers import layer_outputs, model, normal, values
 from lsuv_cli import Comparison, Report, compare, initialize, inspect, measure
