@@ -26,6 +26,8 @@ This page is made from the commands by `python docs/generate.py`. `lsuv COMMAND 
 |---|---|---|
 | [`lsuv init`](#lsuv-init) | initializes models and writes them | nothing; JSON with `--json`, the model with `-o -` |
 | [`lsuv inspect`](#lsuv-inspect) | shows the layers and, with data, what they put out | a table, JSON or CSV |
+| [`lsuv expose`](#lsuv-expose) | makes the layers' outputs outputs of the model | nothing; the model with `-o -` |
+| [`lsuv strip`](#lsuv-strip) | writes the model without its weights | nothing; the model with `-o -` |
 | [`lsuv check`](#lsuv-check) | says whether every layer's output has variance 1 | the worst layers, or JSON |
 | [`lsuv compare`](#lsuv-compare) | shows several initializations side by side | two tables, or JSON |
 | [`lsuv doctor`](#lsuv-doctor) | tells what a device has, and tries it against the CPU | a block to paste, or JSON |
@@ -58,6 +60,14 @@ EXAMPLES = {
     "inspect": """\
     lsuv inspect model.onnx
     lsuv inspect model.onnx --data calib.npy --csv > layers.csv
+    lsuv inspect model.onnx --data calib.npy --limit 8 --dump values
+""",
+    "expose": """\
+    lsuv expose model.onnx -o exposed.onnx --include 'layer1*'
+""",
+    "strip": """\
+    lsuv strip model.onnx -o small.onnx --keep '*mel*'
+    lsuv init small.onnx --data random -o full.onnx
 """,
     "check": """\
     lsuv check model.onnx --data calib.npy --tol 0.2 || echo "not a good start"

@@ -1,4 +1,4 @@
-"""LSUV initialization for ONNX models: five functions, and the types of their arguments, results and errors."""
+"""LSUV initialization for ONNX models: its functions, and the types of their arguments, results and errors."""
 
 from lsuv_cli.version import __version__
 
@@ -6,7 +6,19 @@ TYPE_CHECKING = False  # type checkers know this name; importing it from typing 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lsuv_cli.api import Diagnosis, Initialized, compare, doctor, initialize, inspect, measure
+    from lsuv_cli.api import (
+        Diagnosis,
+        Exposed,
+        Initialized,
+        Stripped,
+        compare,
+        doctor,
+        expose,
+        initialize,
+        inspect,
+        measure,
+        strip,
+    )
     from lsuv_cli.errors import DataError, DeviceError, ExitCode, LsuvError, ModelError, OutputError
     from lsuv_cli.report import Comparison, LayerReport, Report, Status
     from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings, SettingsDict, Tied
@@ -18,6 +30,7 @@ __all__ = [
     "DeviceError",
     "Diagnosis",
     "ExitCode",
+    "Exposed",
     "Initialized",
     "LayerReport",
     "LsuvError",
@@ -30,13 +43,16 @@ __all__ = [
     "Settings",
     "SettingsDict",
     "Status",
+    "Stripped",
     "Tied",
     "__version__",
     "compare",
     "doctor",
+    "expose",
     "initialize",
     "inspect",
     "measure",
+    "strip",
 ]
 
 

@@ -14,17 +14,19 @@ from typing import Any, TypeVar, Unpack, cast
 
 import onnx
 
-from lsuv_cli import examination
+from lsuv_cli import dumps, examination
 from lsuv_cli.data.sources import Data, Paths, as_sources
+from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
-from lsuv_cli.pipeline import Initialized, Job
+from lsuv_cli.pipeline import Exposed, Initialized, Job, Stripped
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Comparison, Report
-from lsuv_cli.scaling import runtime
+from lsuv_cli.scaling import filling, runtime
+from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import (
     ABOUT,
     CHECK_TOL,
@@ -42,14 +44,19 @@ from lsuv_cli.settings import (
 __all__ = [
     "Data",
     "Diagnosis",
+    "Exposed",
     "Initialized",
     "Model",
     "Paths",
+    "Stripped",
     "compare",
     "doctor",
+    "expose",
     "initialize",
     "inspect",
+    "is_stream",
     "measure",
+    "strip",
 ]
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -77,6 +84,7 @@ class InitializeKeywords(Keywords, total=False):
     """The keywords of `initialize` besides what it makes."""
 
     force: bool
+    without_weights: bool
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class _Call:
     drawn: Mapping[str, StrPath] | None = None
     details: bool = False
     force: bool = False
+    without_weights: bool = False
 
     @classmethod
     def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
@@ -101,7 +110,9 @@ _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not ch
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
     arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
     for the inputs in their order; what follows them, such as labels, is left out. In files: a path or
-    "NAME=PATH", a list of them, a dict of paths by input name, or "random" for random numbers."""
+    "NAME=PATH", a list of them, or a dict of paths by input name. "NAME=16000" for a number that is the same in
+    every run, "LOADER.py:FUNCTION" for a function of yours that yields dicts of arrays, "random" for random
+    numbers."""
 _LISTEN = """listen: called with a phase, the steps done and the steps in all, as the work goes on."""
 _DRAWN = """drawn: plots and pages of the report that the caller is going to write, paths by a name for messages. No
     output may be an input or another output, and these are checked with them."""
@@ -153,6 +164,8 @@ def initialize(
             Then `weights`, and the result's `weights`, are that whole checkpoint with the initialized values.
         dry_run: find the layers and plan the stages; change and write nothing.
         force: overwrite files that exist. Default: False.
+        without_weights: make up the tensors whose data file is missing, by their role. (Tensors that `strip` took out
+            are always made up.) A warning says how many there were. Default: False.
         {listen}
         {drawn}
         {details}
@@ -162,14 +175,20 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    call = _Call.of(keywords, "force")
-    with _opened(model) as file:
+    call = _Call.of(keywords, "force", "without_weights")
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
         if weights is not None:
             named.check(weights)
         wanted = {"`output`": None if dry_run else output, "`weights`": weights}
         targets = job.targets(call.drawn, wanted, call.force)
+        if file.absent:
+            target = targets.get("`output`")
+            place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
+            job.warnings.append(filling.fill(file, call.settings.seed, place))
+            targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
@@ -204,6 +223,8 @@ def measure(
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
+    *,
+    dump: StrPath | None = None,
     **keywords: Unpack[Keywords],
 ) -> Report:
     """The layers of a model and where their weights live; with data, the moments of their outputs.
@@ -211,6 +232,7 @@ def inspect(
     Arguments:
         {model}
         {data}
+        dump: a new directory for the values themselves: an .npy file for each layer's output on all of the data.
         {listen}
         {drawn}
         {details}
@@ -220,9 +242,35 @@ def inspect(
     """
     call = _Call.of(keywords)
     with _opened(model) as file:
+        place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
-        return job.look("inspect")
+        return job.look("inspect", place)
+
+
+def expose(
+    model: Model,
+    output: StrPath | None = None,
+    *,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    force: bool = False,
+) -> Exposed:
+    """The model with its layers' outputs as graph outputs, typed, in the order of execution, under their own names.
+
+    Arguments:
+        model: a path, the bytes of a file, or a ModelProto, which is not changed.
+        output: where to write it; None for nowhere.
+        include: only layers whose name matches.
+        exclude: leave out layers whose name matches.
+        force: overwrite files that exist.
+
+    Returns the model (None if its weights are in a file beside `output`), and the name of each layer's output.
+    """
+    checked = Settings.of({"include": include, "exclude": exclude})
+    with _opened(model) as file:
+        job = Job(file, checked, None, silent)
+        return job.expose(job.targets(None, {"`output`": output}, force).get("`output`"))
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
@@ -255,20 +303,48 @@ def compare(
     if data is None:
         raise LsuvError("`compare` needs data: give `data`")
     sources = as_sources(data)
-    if not isinstance(sources, Mapping | Sequence) and not hasattr(sources, "__array__"):
-        sources = list(sources)  # iterated once for each initialization
     reports = {}
+    read = None  # once: a loader or a stream may give other data the next time, or none
     with _opened(model) as file:
         Job(file, checked, sources, listen).targets(call.drawn)
         for name, settings in chosen.items():
             if name == PreInit.KEEP:
-                reports[name] = Job(file, checked, sources, listen, details=call.details, with_sums=True).look(
-                    "measure"
-                )
-                continue
-            job = Job(file.copy(), settings, sources, listen, details=call.details, with_sums=True)
-            reports[name] = job.initialize(None, None, dry_run=False).report
+                job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
+                reports[name] = job.look("measure")
+            else:
+                copy = file.copy()
+                job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)
+                reports[name] = job.initialize(None, None, dry_run=False).report
+            read = job.calibration
     return Comparison(_outlined_once(reports))
+
+
+def strip(
+    model: Model,
+    output: StrPath | None = None,
+    *,
+    keep: str | Sequence[str] = (),
+    larger_than: int = 1,
+    force: bool = False,
+) -> Stripped:
+    """The model without its weights: each tensor's name, type, shape and role, and no values.
+
+    Arguments:
+        model: a path, the bytes of a file, or a ModelProto, which is not changed.
+        output: where to write it; None for nowhere.
+        keep: leave tensors whose name matches as they are.
+        larger_than: leave tensors of this many values, and fewer, as they are.
+        force: overwrite files that exist.
+
+    Returns the model, and what was stripped. `initialize` gives such a model weights again.
+    """
+    patterns = (keep,) if isinstance(keep, str) else tuple(keep)
+    if isinstance(larger_than, bool) or not isinstance(larger_than, int) or larger_than < 0:
+        raise LsuvError(f"`larger_than` {larger_than!r} is not a whole number of at least 0")
+    with _opened(model, filling=True) as file:
+        job = Job(file, Settings(), None, silent)
+        target = job.targets(None, {"`output`": output}, force, beside=False).get("`output`")
+        return job.strip(target, patterns, larger_than)
 
 
 @_documented(EXAMINE)
@@ -311,9 +387,17 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
 
 
 @contextlib.contextmanager
-def _opened(model: Model) -> Iterator[ModelFile]:
-    """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too."""
-    file = load(model)
+def _opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
+    """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too.
+
+    Unless they are going to be filled, tensors without values are an error.
+    """
+    file = load(model, without_weights=without_weights)
+    if file.absent and not filling:
+        raise ModelError(
+            f"{file.name}: {len(file.absent)} tensors have no values, {file.absent[0].name!r} the first; "
+            "give them some with `lsuv init`"
+        )
     try:
         yield file
     except (LsuvError, MemoryError):

@@ -15,8 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from lsuv_cli import interruption, layer_details, layer_reports, outputs
-from lsuv_cli.data import batches, random_data
+from lsuv_cli import dumps, interruption, layer_details, layer_reports, outputs
+from lsuv_cli.data import batches, loaders, random_data, reading
 from lsuv_cli.data.batches import Calibration, Data, InputSpec
 from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.details import Details
@@ -25,7 +25,7 @@ from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.layer_reports import Findings
 from lsuv_cli.memory import available_memory
-from lsuv_cli.model import batch_norm, layers, prepare
+from lsuv_cli.model import batch_norm, exposure, indices, layers, prepare, stripping
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
@@ -35,7 +35,7 @@ from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, LayerReport, Report
-from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, verification, weights
+from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, values, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
@@ -56,15 +56,10 @@ FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
 
 
 @dataclass(frozen=True)
-class Initialized:
-    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
+class _Made:
+    """A model that was made. It is in the output, and is read from there when it is asked for."""
 
-    With `like`, `weights` is that checkpoint with the initialized values.
-    """
-
-    report: Report
-    weights: dict[str, Array] | None = None
-    _file: ModelFile | None = None
+    _file: ModelFile | None = field(default=None, kw_only=True)
 
     @functools.cached_property
     def model(self) -> onnx.ModelProto | None:
@@ -80,6 +75,35 @@ class Initialized:
     def to_bytes(self) -> bytes:
         """The model as the bytes of an ONNX file."""
         return b"".join(self.chunks())
+
+
+@dataclass(frozen=True)
+class Initialized(_Made):
+    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
+
+    With `like`, `weights` is that checkpoint with the initialized values.
+    """
+
+    report: Report
+    weights: dict[str, Array] | None = None
+
+
+@dataclass(frozen=True)
+class Exposed(_Made):
+    """What `expose` gives: the model (None if its weights are in a file beside the output), and its new outputs."""
+
+    outputs: Mapping[str, str]  # layer -> the output that has its value, in the order of execution
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stripped(_Made):
+    """What `strip` gives: the model, each stripped tensor's role, their bytes, and the float tensors that were kept."""
+
+    roles: Mapping[str, str]
+    bytes: int
+    kept: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +127,7 @@ class Job:
     like: Checkpoint | None = None  # the network's checkpoint as it was exported
     details: bool = False  # look closely at every layer, for a page
     with_sums: bool = False  # measure residual sums too
+    calibration: Calibration | None = None  # the data, once it is read
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -120,7 +145,7 @@ class Job:
         }
         for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
             raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
-        with Draft(self.file, None if dry_run else output) as draft:
+        with self._guesses_told(), Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
             files = layer_details.fingerprints(self.file) if self.details else {}
@@ -155,7 +180,7 @@ class Job:
             if not dry_run:
                 self._publish(draft, tensors, weights_file, report)
             home = tensors if matched is not None else None
-            return Initialized(report, home, draft.in_memory() if dry_run else draft.result)
+            return Initialized(report, home, _file=draft.in_memory() if dry_run else draft.result)
 
     def _plan(self, prepared: Prepared) -> Plan:
         graph, chosen = prepared.graph, prepared.layers.layers
@@ -207,17 +232,62 @@ class Job:
         drawn: Mapping[str, StrPath] | None,
         wanted: Mapping[str, StrPath | None] | None = None,
         force: bool = False,
+        *,
+        beside: bool = True,
     ) -> dict[str, Target]:
         """The files to be written, by the arguments that name them, checked against everything that is read."""
         sources = [] if self.file.path is None else [self.file.path, *self.file.data_files]
         sources += _files_of(self.data)
         if self.like is not None and self.like.path is not None:
             sources.append(self.like.path)
-        beside = "`output`" if self.file.has_external_data else ""
-        return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=beside)
+        option = "`output`" if beside and self.file.has_external_data else ""
+        return outputs.check(wanted or {}, sources, force=force, drawn=drawn, data_beside=option)
 
-    def look(self, command: str) -> Report:
-        """Report on a model without changing it: its layers and, with data, the moments of their outputs."""
+    def expose(self, target: Target | None) -> Exposed:
+        """Add the layers' outputs to the graph's outputs, and write the model."""
+        look = prepare.look(self.file)
+        selected = layers.choose(look.layers, self.settings.include, self.settings.exclude)
+        with Draft(self.file, target) as draft:
+            shown = exposure.expose(self.file.proto, look, selected.layers)
+            if not shown.layers:
+                raise LsuvError(f"{self.file.name} has no layer whose output can be put out; nothing was written")
+            if shown.hidden:
+                names = ", ".join(layer.name for layer in shown.hidden[:6])
+                self.warnings.append(f"inside functions or branches, where no output can be: {names}")
+            draft.finish(draft.earlier_metadata())
+            draft.publish()
+        outputs_of = {layer.name: output for layer, output in shown.layers}
+        return Exposed(outputs_of, tuple(self.warnings), _file=draft.result)
+
+    def strip(self, target: Target | None, keep: Sequence[str], larger_than: int) -> Stripped:
+        """Take the values out of the model's tensors, and write the model."""
+        graph = graphs.build(self.file.proto, self.file)
+        done = stripping.strip(self.file, graph, keep, larger_than)
+        with Draft(self.file, target) as draft:
+            draft.finish(draft.earlier_metadata())
+            draft.publish()
+        roles_of = {name: str(role) for name, role in done.roles.items()}
+        return Stripped(roles_of, done.bytes, tuple(done.kept), tuple(done.warnings), _file=draft.result)
+
+    def look(self, command: str, dump: Path | None = None) -> Report:
+        """Report on a model without changing it: its layers and, with data, the moments of their outputs.
+
+        With `dump`, the values themselves are written into that directory.
+        """
+        with self._guesses_told():
+            return self._look(command, dump)
+
+    @contextlib.contextmanager
+    def _guesses_told(self) -> Iterator[None]:
+        """If a model cannot run on random data, the lengths that were guessed for it may be why."""
+        try:
+            yield
+        except ModelError as problem:
+            data = self.calibration
+            guesses = [warning for warning in (data.warnings if data else ()) if "`input_shapes`" in warning]
+            raise type(problem)("; ".join([str(problem), *guesses[:3]])) from problem
+
+    def _look(self, command: str, dump: Path | None) -> Report:
         run = self._open()
         graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
@@ -226,6 +296,12 @@ class Job:
         sums = self._sums(graph, every)
         wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))
         measured = self._measured(phase, self.file, run.look, run, wanted) if run.data else ModelMoments({})
+        if dump is not None:
+            if run.data is None:
+                raise LsuvError("values to write come from data: give `data`")
+            found = values.layer_outputs(run.look, selected.layers, self._pass("writing", run.data, run.device))
+            named_values = ((layer.name, layer.output, array) for layer, array in found)
+            dumps.write(dump, [layer.name for layer in selected.layers], named_values)
         plan = stages.cut(graph, selected.layers)
         judged = self.settings if command == "measure" else None
         findings = Findings(plan, measured.moments, outputs=measured.outputs)
@@ -272,21 +348,36 @@ class Job:
         )
 
     def _calibration(self, graph: Graph) -> Calibration:
-        specs = [_spec(name, info) for name, info in graph.inputs.items()]
-        size, limit = self.settings.batch_size, self.settings.limit
-        given = self.data
+        """The data, read once for a job, or given by an earlier job on the same model."""
+        if self.calibration is None:
+            tables = indices.tables(graph)
+            specs = [replace(_spec(name, info), table=tables.get(name)) for name, info in graph.inputs.items()]
+            self.calibration = self._read(specs)
+        self.warnings += self.calibration.warnings
+        return self.calibration
+
+    def _read(self, specs: Sequence[InputSpec]) -> Calibration:
+        settings, given = self.settings, self.data
+        size, limit = settings.batch_size, settings.limit
+        options = ImageOptions(settings.mean, settings.std, settings.size)
         assert given is not None
+        sources: list[str] = []
         if isinstance(given, list | tuple) and given and all(isinstance(item, str) for item in given):
             sources = [str(item) for item in given]
-            if sources == [random_data.RANDOM]:
-                data = random_data.random(specs, batch_size=size, limit=limit, seed=self.settings.seed)
-            else:
-                options = ImageOptions(self.settings.mean, self.settings.std, self.settings.size)
-                data = batches.read(sources, specs, batch_size=size, limit=limit, image_options=options)
-        else:
-            data = batches.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
-        self.warnings += data.warnings
-        return data
+        if random_data.RANDOM in sources:
+            options.refuse("random data")
+            wishes = random_data.Wishes.of(settings.input_shapes, settings.val_range, specs)
+            beside = [source for source in sources if source != random_data.RANDOM]
+            return random_data.random(
+                specs, batch_size=size, limit=limit, seed=settings.seed, wishes=wishes, beside=beside
+            )
+        for option in ("input_shapes", "val_range"):
+            if getattr(settings, option):
+                raise LsuvError(f"`{option}` is for random data; leave it out, or give `data='random'`")
+        if sources:
+            return reading.read(sources, specs, batch_size=size, limit=limit, image_options=options)
+        options.refuse("data in memory")
+        return batches.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
 
     def _pre_initialize(self, draft: Draft, prepared: Prepared) -> None:
         """Pre-initialize the layers that are not scaled: recurrent layers; with `rescale=False`, every layer."""
@@ -430,12 +521,13 @@ def _files_of(data: object) -> list[Path]:
         return [path for array in data.values() for path in _files_of(array)]
     if not isinstance(data, list | tuple):
         return []
-    if all(isinstance(item, str) for item in data) and list(data) == [random_data.RANDOM]:
-        return []
     paths = []
     for item in data:
         if isinstance(item, str):
-            parts = item.split("=")  # [NAME=]PATH, and NAME and PATH may both have a = in them
+            if item == random_data.RANDOM:
+                continue
+            loader = loaders.named(item)
+            parts = (item if loader is None else str(loader.path)).split("=")  # NAME and PATH may both have a = in them
             paths += [Path("=".join(parts[k:])) for k in range(len(parts))]
         else:
             paths += _files_of(item)

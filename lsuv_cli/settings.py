@@ -15,6 +15,7 @@ import dataclasses
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,6 +113,8 @@ class SettingsDict(TypedDict, total=False):
     mean: float | str | Sequence[float]
     std: float | str | Sequence[float]
     size: int | None
+    input_shapes: str | Sequence[str] | Mapping[str, Sequence[int]]
+    val_range: str | Sequence[str] | Mapping[str, Sequence[float]]
     device: str
     threads: int | None
     memory: int | str | None
@@ -213,6 +216,45 @@ def _numbers(given: object) -> tuple[float, ...]:
         return tuple(float(item) for item in items)
     except (TypeError, ValueError):
         raise Unfit("a list of numbers such as 0.485,0.456,0.406") from None
+
+
+NAMED_LIST = re.compile(r"(?:(?P<name>.*):)?\[(?P<numbers>[^\[\]]*)\]", re.DOTALL)
+
+
+def named_list(text: str) -> tuple[str, tuple[float, ...]]:
+    """NAME:[1,3,224,224] in its two parts; the name is empty where there is none."""
+    match = NAMED_LIST.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return match["name"] or "", tuple(float(number) for number in match["numbers"].split(",") if number.strip())
+
+
+def _named_lists(check: Callable[[tuple[float, ...]], bool], example: str) -> Callable[[object], tuple[str, ...]]:
+    """Reads texts NAME:[...], or a mapping of names to lists, to texts of one form; `check` tells a good list."""
+
+    def read(given: object) -> tuple[str, ...]:
+        items = [given] if isinstance(given, str) else given
+        if isinstance(given, Mapping):
+            items = [f"{name}:{list(numbers)}" for name, numbers in given.items()]
+        try:
+            named = [named_list(item) for item in cast(Iterable[str], items)]
+        except (TypeError, ValueError):
+            raise Unfit(f"a list of the form {example}") from None
+        if not all(check(numbers) for _, numbers in named):
+            raise Unfit(f"a list of the form {example}")
+        return tuple(f"{name}:[{','.join(f'{x:.17g}' for x in numbers)}]".removeprefix(":") for name, numbers in named)
+
+    return read
+
+
+def _is_shape(numbers: tuple[float, ...]) -> bool:
+    return all(number >= 1 and number == int(number) for number in numbers if math.isfinite(number)) and all(
+        map(math.isfinite, numbers)
+    )
+
+
+def _is_range(numbers: tuple[float, ...]) -> bool:
+    return len(numbers) == 2 and all(map(math.isfinite, numbers)) and numbers[0] <= numbers[1]
 
 
 def _batch_size(given: object) -> int | Literal["all"] | None:
@@ -344,6 +386,26 @@ class Settings:
             most=MOST_SIZE,
         ),
     ] = None
+    input_shapes: Annotated[
+        tuple[str, ...],
+        About(
+            _named_lists(_is_shape, "x:[1,3,224,224]"),
+            DATA,
+            "NAME:[N,...]",
+            "Random data: the shape of an input in one run.",
+            repeatable=True,
+        ),
+    ] = ()
+    val_range: Annotated[
+        tuple[str, ...],
+        About(
+            _named_lists(_is_range, "x:[0,1]"),
+            DATA,
+            "NAME:[X,X]",
+            "Random data: uniform numbers from X to X, not normal ones.",
+            repeatable=True,
+        ),
+    ] = ()
     device: Annotated[
         str, About(_text, RUN, "DEVICE", "auto, cpu, cuda[:N] or webgpu[:N]; auto is CUDA, else the CPU.")
     ] = "auto"

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsuv_cli.data.batches import InputSpec, from_arrays, read
+from lsuv_cli.data.batches import InputSpec, from_arrays
+from lsuv_cli.data.reading import read
 from lsuv_cli.errors import DataError
 
 IMAGES = InputSpec("data", "float32", ("N", 3, 4, 4))

@@ -3,10 +3,10 @@
     python tests/fuzz.py --seconds 600 | --cases 10000 [--seed N] [--keep FOLDER]
 
 Real models and data files are changed at random, as bytes and as structures (types, shapes, names, attributes, external
-data), and given to `lsuv init`, `inspect` or `check`, each case in a process of its own with bounded memory and time. A
-case is clean if the command succeeds (0 or 1) and what it wrote can be read, or if it fails (2) with a line or two, no
-traceback, no "internal error", nothing unprintable and no output. Either way the inputs must be untouched and nothing
-temporary may remain.
+data), and given to `lsuv init`, `inspect`, `check`, `strip` or `expose`, each case in a process of its own with bounded
+memory and time. A case is clean if the command succeeds (0 or 1) and what it wrote can be read, or if it fails (2) with
+a line or two, no traceback, no "internal error", nothing unprintable and no output. Either way the inputs must be
+untouched and nothing temporary may remain.
 A case that dies by a signal is run once more as the real command, which has to contain the crash.
 `tests/test_fuzz.py` goes through the first cases of seed 0 in the default test run.
 """
@@ -17,11 +17,13 @@ import argparse
 import collections
 import contextlib
 import io
+import json
 import os
 import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,9 +35,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from helpers import model, normal
+from lsuv_cli import strip
 
 MEMORY = 6 << 30
 SECONDS = 30
@@ -211,6 +214,23 @@ def damage_tensor(tensor: TensorProto, chance: random.Random) -> None:
 # Cases
 
 
+def stored(data: np.ndarray, name: str) -> bytes:
+    """An array for the input `x` as the bytes of a file of this name."""
+    buffer = io.BytesIO()
+    match Path(name).suffix:
+        case ".npy":
+            np.save(buffer, data)
+        case ".npz":
+            np.savez(buffer, x=data)
+        case ".pb":
+            return numpy_helper.from_array(data, "x").SerializeToString()
+        case ".safetensors":
+            header = {"x": {"dtype": "F32", "shape": data.shape, "data_offsets": [0, data.nbytes]}}
+            text = json.dumps(header).encode()
+            return struct.pack("<Q", len(text)) + text + data.tobytes()
+    return buffer.getvalue()
+
+
 @dataclass
 class Case:
     """Files in a folder, and the words of a command on them."""
@@ -228,6 +248,8 @@ def case(number: int, seed: int, models: dict[str, tuple[onnx.ModelProto, np.nda
     proto = onnx.ModelProto()
     proto.CopyFrom(original)
     files: dict[str, bytes] = {}
+    if chance.random() < 0.1:
+        proto = strip(proto).model
     if chance.random() < 0.3:
         blob = b""
         for tensor in proto.graph.initializer:
@@ -239,11 +261,8 @@ def case(number: int, seed: int, models: dict[str, tuple[onnx.ModelProto, np.nda
                 for key, value in entries.items():
                     tensor.external_data.add(key=key, value=str(value))
         files["m.bin"] = blob
-    buffer = io.BytesIO()
-    packed = chance.random() < 0.3
-    np.savez(buffer, x=data) if packed else np.save(buffer, data)
-    table = "c.npz" if packed else "c.npy"
-    files |= {table: buffer.getvalue(), "m.onnx": b""}
+    table = chance.choice(["c.npy"] * 5 + ["c.npz"] * 3 + ["c.safetensors", "input_0.pb"])
+    files |= {table: stored(data, table), "m.onnx": b""}
     where = chance.random()
     if where < 0.6:
         damage_structure(proto, chance)
@@ -254,7 +273,9 @@ def case(number: int, seed: int, models: dict[str, tuple[onnx.ModelProto, np.nda
         files[table] = damaged_bytes(files[table], chance)
     elif where >= 0.95:
         files["m.bin"] = damaged_bytes(files.get("m.bin", b"nothing"), chance)
-    command = chance.choice([["init", "-o", "o.onnx"]] * 4 + [["inspect"], ["check"]])
+    command = chance.choice([["init", "-o", "o.onnx"]] * 8 + [["inspect"], ["check"]] * 2 + [["strip"], ["expose"]])
+    if command[0] in {"strip", "expose"}:
+        return Case(name, [*command, "m.onnx", "-o", "o.onnx"], files)
     more = chance.choice(MORE) if command[0] == "init" else []
     words = [command[0], "m.onnx", "--data", table, *command[1:], *more]
     return Case(name, [*words, "--device", "cpu", "--threads", "1"], files)
@@ -292,7 +313,7 @@ def judge(case: Case, folder: Path, code: int, printed: str) -> str:
         return "refused" if not left else "something left"
     if code not in {0, 1}:
         return f"exit code {code}"
-    if case.words[0] == "init":
+    if case.words[0] in {"init", "strip", "expose"}:
         if not left <= {"o.onnx", "o.onnx.data"} or "o.onnx" not in left:
             return "something left"
         onnx.load(folder / "o.onnx")

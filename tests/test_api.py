@@ -24,6 +24,7 @@ from shell import lsuv
 
 ROOT = Path(__file__).parent.parent
 FUNCTIONS = [lsuv_cli.initialize, lsuv_cli.measure, lsuv_cli.inspect, lsuv_cli.compare]
+WITHOUT_SETTINGS = [lsuv_cli.expose, lsuv_cli.strip]
 TEXT = "g (float[N,4] x) => (float[N,4] y) { a = MatMul(x, W) b = Relu(a) y = MatMul(b, V) }"
 X = normal(64, 4)
 
@@ -46,9 +47,8 @@ def test_dir_shows_the_public_names_and_each_is_there():
 def test_the_names_of_requests_reports_and_errors_are_public():
     wanted = {"LsuvError", "ModelError", "DataError", "DeviceError", "OutputError", "ExitCode", "Report", "LayerReport"}
     wanted |= {"Status", "Initialized", "Settings", "SettingsDict", "PreInit", "Bias", "Scale", "Residual", "Tied"}
-    wanted |= {"__version__", "doctor", "Diagnosis"}
-    wanted |= {"Comparison"}
-    assert wanted | {function.__name__ for function in FUNCTIONS} == set(lsuv_cli.__all__)
+    wanted |= {"__version__", "doctor", "Diagnosis", "Exposed", "Stripped", "Comparison"}
+    assert wanted | {function.__name__ for function in [*FUNCTIONS, *WITHOUT_SETTINGS]} == set(lsuv_cli.__all__)
 
 
 def test_the_package_imports_nothing_heavy_before_a_function_is_asked_for():
@@ -148,7 +148,8 @@ def test_a_keyword_of_initialize_alone_is_unknown_elsewhere():
 def test_every_parameter_is_documented(function):
     documented = re.findall(r"^        (\w+): \S", inspect.getdoc(function).replace("\n    ", "\n        "), flags=re.M)
     kind = InitializeKeywords if function is lsuv_cli.initialize else Keywords
-    shared = [name for name in ("force", "listen", "drawn", "details") if name in get_type_hints(kind)]
+    own_too = ("force", "without_weights", "listen", "drawn", "details")
+    shared = [name for name in own_too if name in get_type_hints(kind)]
     own = [name for name in inspect.signature(function).parameters if name != "keywords"] + shared
     assert documented[: len(own)] == own
     assert set(documented[len(own) :]) <= set(get_type_hints(Settings))
@@ -250,7 +251,7 @@ def test_two_inputs_by_name_from_files_and_by_order_from_a_batch(folder):
 
 def test_random_data_by_its_name():
     assert measure(two_layers(), "random").data == "random"
-    with pytest.raises(LsuvError, match="random data does not fit input 'x'"):
+    with pytest.raises(LsuvError, match=r"dimension mismatch; input 'x' leaves axis 'K' open: 16 in random data"):
         measure(model("g (float[N,K] x) => (float[N,4] y) { y = MatMul(x, W) }", W=normal(4, 4)), "random")
 
 
@@ -330,11 +331,13 @@ def test_arguments_become_options():
 
 
 def test_every_option_that_a_message_can_name_exists():
-    known = set(re.findall(r"--[a-z][\w-]*", "".join(lsuv(name, "--help").out for name in ("init", "compare"))))
+    commands = ("init", "inspect", "compare", "strip")
+    known = set(re.findall(r"--[a-z][\w-]*", "".join(lsuv(name, "--help").out for name in commands)))
     keywords = get_type_hints(InitializeKeywords).keys()
     for name in ARGUMENTS:
         assert as_typed(f"`{name}`") in known
-        assert name in keywords or any(name in inspect.signature(f).parameters for f in FUNCTIONS)
+        functions = [*FUNCTIONS, *WITHOUT_SETTINGS]
+        assert name in keywords or any(name in inspect.signature(f).parameters for f in functions)
 
 
 def texts(path: Path) -> list[str]:

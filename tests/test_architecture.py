@@ -35,6 +35,8 @@ BESIDE |= dict.fromkeys(
         "scratch",
         "interruption",
         "progress",
+        "safetensors_format",
+        "dumps",
     ],
     "words",
 )

@@ -30,6 +30,7 @@ COMMANDS = {
     "init of several": ("init", MAXOUT, "broken.onnx", "--output-dir", "out"),
     "dry run": ("init", MAXOUT, "--dry-run"),
     "inspect": ("inspect", MAXOUT, "--html", "p.html"),
+    "inspect with values": ("inspect", MAXOUT, "--dump", "values"),
     "check": ("check", MAXOUT),
     "compare": ("compare", MAXOUT, "--inits", "lsuv,keep", "--html", "p.html"),
 }

@@ -72,6 +72,7 @@ def init(
             raise LsuvError("--json and -o - both want standard output; write the model to a file")
         if writing.like is not None and writing.weights is None:
             raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
+        _check_streams(models, data)
         _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, **showing.drawn})
         targets = _targets(models, writing)
         pictures = Pictures.check(showing.drawn)
@@ -122,6 +123,7 @@ def _initialized(
         like=writing.like,
         force=writing.force,
         dry_run=writing.dry_run,
+        without_weights=writing.without_weights,
         listen=listen,
         drawn=pictures.drawn,
         details=pictures.details,
@@ -143,36 +145,55 @@ def _summed_up(codes: list[int], console: Console) -> int:
 
 @app.command(cls=o.Command, short_help="Show a model's layers and what they put out.")
 @o.spread
-def inspect(
-    *,
-    model: o.Model,
-    data: o.Sources = None,
-    settings: o.LookSettings,
-    html: o.Html = None,
-    model_explorer: o.Explorer = None,
-    json: o.Json = False,
-    csv: o.Csv = False,
-) -> None:
+def inspect(*, model: o.Model, data: o.Sources = None, settings: o.LookSettings, showing: o.Looking) -> None:
     """Show a model's layers, where their weights live and, with data, what they put out."""
     with terminal.errors():
-        if json and csv:
+        if showing.json and showing.csv:
             raise LsuvError("--json and --csv both want standard output; give one of them")
-        pictures = Pictures.check({"--html": html, "--model-explorer": model_explorer})
+        _check_streams([model], data)
+        pictures = Pictures.check(showing.drawn)
         console = terminal.console()
         from lsuv_cli import api
         from lsuv_cli.cli import display
 
-        with terminal.progress(console, not (json or csv)) as listen:
-            report = api.inspect(_source(model), data or None, listen=listen, **pictures.wanted, **settings.keywords())
+        with terminal.progress(console, not (showing.json or showing.csv)) as listen:
+            report = api.inspect(
+                _source(model), data or None, dump=showing.dump, listen=listen, **pictures.wanted, **settings.keywords()
+            )
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if json:
+        if showing.json:
             _print_json(report.to_json())
-        elif csv:
+        elif showing.csv:
             terminal.write(display.as_csv(report))
         else:
             display.show_layers(report, terminal.console(stderr=False))
+        if showing.dump is not None:
+            console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
+
+
+@app.command(cls=o.Command, short_help="Write the model with its layers' outputs as outputs.")
+@o.spread
+def expose(
+    *, model: o.Model, output: o.Output, include: o.Include = None, exclude: o.Exclude = None, force: o.Force = False
+) -> None:
+    """Write the model with its layers' outputs as graph outputs: typed, in order, under their own names.
+
+    For those who look into a network with tools of their own. Weights and all else are as they were.
+    """
+    with terminal.errors():
+        console = terminal.console()
+        from lsuv_cli import api
+
+        place = None if output == "-" else output
+        done = api.expose(_source(model), place, include=include or (), exclude=exclude or (), force=force)
+        if output == "-":
+            terminal.write_model(done.chunks())
+        _warn_of(done.warnings, console)
+        for layer, name in done.outputs.items():
+            console.print(printable(f"{layer}: {name}"), soft_wrap=True, markup=False)
+        _wrote(output, console)
 
 
 @app.command(cls=o.Command, short_help="Is every output's variance near 1? For CI.")
@@ -182,6 +203,7 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
     with terminal.errors():
         if not data:
             raise LsuvError("check needs data: give --data")
+        _check_streams([model], data)
         pictures = Pictures.check(showing.drawn)
         console = terminal.console(quiet=showing.quiet)
         from lsuv_cli import api
@@ -216,6 +238,7 @@ def compare(
     with terminal.errors():
         if not data:
             raise LsuvError("compare needs data: give --data")
+        _check_streams([model], data)
         pictures = Pictures.check({"--plot": plot, "--html": html})
         console = terminal.console()
         from lsuv_cli import api
@@ -231,6 +254,30 @@ def compare(
             _print_json(reports.to_json())
         else:
             display.show_comparison(reports, terminal.console(stderr=False))
+
+
+@app.command(cls=o.Command, short_help="Write the model without its weights.")
+@o.spread
+def strip(
+    *, model: o.Model, output: o.Output, keep: o.Keep = None, larger_than: o.LargerThan = 1, force: o.Force = False
+) -> None:
+    """Write the model without its weights: names, types, shapes and roles, kilobytes for gigabytes.
+
+    lsuv init gives such a file weights again, with any data or with --data random.
+    """
+    with terminal.errors():
+        console = terminal.console()
+        from lsuv_cli import api
+
+        place = None if output == "-" else output
+        done = api.strip(_source(model), place, keep=keep or (), larger_than=larger_than, force=force)
+        content = done.to_bytes()
+        if output == "-":
+            terminal.write_model([content])
+        _warn_of(done.warnings, console)
+        kept = f", {len(done.kept)} kept" if done.kept else ""
+        console.print(f"{len(done.roles)} tensors of {done.bytes:,} bytes stripped{kept}; {len(content):,} bytes left")
+        _wrote(output, console)
 
 
 @app.command(cls=o.Command, short_help="Does a device compute what the CPU does?")
@@ -287,6 +334,19 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
     return [str(target) for target in targets]
 
 
+def _check_streams(models: Sequence[str], data: Sequence[str] | None) -> None:
+    """A pipe can be read once: by one model, and not for the model and the data both."""
+    if not data or (len(models) == 1 and models != ["-"]):
+        return
+    from lsuv_cli.api import is_stream
+
+    paths = [Path(text) for source in data for text in (source, source.rpartition("=")[2])]
+    if "-" in models and "-" in map(str, paths):
+        raise LsuvError("the model and the data both are to come from standard input; give one of them as a file")
+    if len(models) > 1 and any(map(is_stream, paths)):
+        raise LsuvError(f"data from a pipe can be read once, and {len(models)} models were given; give a file")
+
+
 def _source(model: str) -> str | bytes:
     return terminal.read_bytes() if model == "-" else model
 
@@ -299,10 +359,19 @@ def _tell(report: Report, console: Console, *, verbose: bool) -> None:
     display.show(report, console, verbose=verbose)
 
 
+def _wrote(output: str, console: Console) -> None:
+    if output != "-":
+        console.print(f"wrote {printable(output)}", soft_wrap=True, markup=False)
+
+
 def _warn(report: Report, console: Console) -> None:
+    _warn_of(report.warnings, console)
+
+
+def _warn_of(warnings: Sequence[str], console: Console) -> None:
     from rich.markup import escape
 
-    for warning in report.warnings:
+    for warning in map(wording.as_typed, warnings):
         console.print(f"[yellow]warning:[/] {escape(terminal.shortened(warning))}", soft_wrap=True)
 
 

@@ -57,8 +57,9 @@ Sources = Annotated[
     _option(
         "--data",
         metavar="[NAME=]PATH",
-        help="Calibration data: .npy, .npz, or a directory of them or of JPEG and PNG images. NAME=PATH, repeated, "
-        "for several inputs. random: random numbers.",
+        help="Calibration data: .npy, .npz, .safetensors, onnx's test data, JPEG or PNG, or a directory of them; - for "
+        "standard input. NAME=PATH, repeated, for several inputs; NAME=16000 for a number that is the same in every "
+        "run. LOADER.py[:FUNCTION]: your own code that yields dicts of arrays. random: random numbers.",
     ),
 ]
 Inits = Annotated[
@@ -84,6 +85,25 @@ Explorer = Annotated[
         help="The variances as node data (.json) for Google's Model Explorer.",
     ),
 ]
+Dump = Annotated[
+    str | None,
+    _option(
+        "--dump", metavar="DIR", help="Write every layer's values on the data into a new directory, as .npy files."
+    ),
+]
+Output = Annotated[str, _option("--output", "-o", metavar="PATH", help="Where to write; - for standard output.")]
+Include = Annotated[
+    list[str] | None, _option("--include", metavar="GLOB", help="Only layers whose name matches; repeatable.")
+]
+Exclude = Annotated[
+    list[str] | None, _option("--exclude", metavar="GLOB", help="Leave out layers whose name matches; repeatable.")
+]
+Keep = Annotated[
+    list[str] | None,
+    _option("--keep", metavar="GLOB", help="Keep tensors whose name matches; repeatable."),
+]
+LargerThan = Annotated[int, _option("--larger-than", metavar="N", help="Keep tensors of N values and fewer.")]
+Force = Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")]
 Json = Annotated[bool, _option("--json", group=SHOW, help="The whole report as JSON on standard output.")]
 Csv = Annotated[bool, _option("--csv", group=SHOW, help="The table as CSV on standard output.")]
 
@@ -110,6 +130,9 @@ class Writing:
     ] = None
     force: Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")] = False
     dry_run: Annotated[bool, _option("--dry-run", help="Show the plan, write nothing.")] = False
+    without_weights: Annotated[
+        bool, _option("--without-weights", help="Make up tensors whose data file is missing, by their role.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +152,22 @@ class Showing:
     def drawn(self) -> dict[str, str | None]:
         """Option -> the file to draw, if any."""
         return {"--plot": self.plot, "--html": self.html, "--model-explorer": self.model_explorer}
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What `inspect` writes, prints and draws."""
+
+    dump: Dump = None
+    html: Html = None
+    model_explorer: Explorer = None
+    json: Json = False
+    csv: Csv = False
+
+    @property
+    def drawn(self) -> dict[str, str | None]:
+        """Option -> the file to draw, if any."""
+        return {"--html": self.html, "--model-explorer": self.model_explorer}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,11 @@ from lsuv_cli.settings import ABOUT
 if TYPE_CHECKING:
     from lsuv_cli.examination import Diagnosis
 
-ARGUMENTS = (*ABOUT, "data", "output", "weights", "like", "force", "dry_run", "inits")
+ARGUMENTS = (
+    *ABOUT,
+    *("data", "output", "weights", "like", "force", "dry_run", "without_weights"),
+    *("inits", "dump", "keep", "larger_than"),
+)
 """The arguments of the Python functions that are options of the command."""
 
 _NAMED = re.compile(rf"`({'|'.join(ARGUMENTS)})(?:=([^`]*))?`")

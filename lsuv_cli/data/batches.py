@@ -6,8 +6,8 @@
 3. All inputs have the same number of samples. With `batch_size="all"` they need not have: each file is one batch.
 4. The files of a directory are joined along the batch axis if their samples have one shape; otherwise no
    batch crosses from one file into the next, and a file is one batch unless the size is fixed or asked for.
-5. All values that are used are read once beforehand: NaN and Inf are errors, a mean far from 0 or a variance
-   far from 1 is a warning.
+5. All values that are used are read once beforehand: NaN and Inf are errors, and so are indices outside of the
+   embedding that they are for; a mean far from 0 or a variance far from 1 is a warning.
 
 Which arrays fit an input, and how they are fed, is decided in inputs.py.
 """
@@ -24,23 +24,21 @@ from typing import Literal, overload
 
 import numpy as np
 
-from lsuv_cli.data import files as datafiles
-from lsuv_cli.data import images
-from lsuv_cli.data.files import Array, StoredArray
-from lsuv_cli.data.images import ImageOptions
+from lsuv_cli.data.files import Array
 from lsuv_cli.data.inputs import (
     Feed,
     InputColumn,
     InputSpec,
     fit,
+    fixed_length,
     in_memory,
     match,
-    name_and_path,
     require,
-    taking_images,
+    same_in_every_run,
 )
 from lsuv_cli.data.sources import Data
 from lsuv_cli.errors import DataError
+from lsuv_cli.memory import available_memory
 
 __all__ = [
     "Batch",
@@ -49,8 +47,10 @@ __all__ = [
     "Data",
     "InputSpec",
     "automatic_batch_size",
+    "by_file",
+    "calibrate",
     "from_arrays",
-    "read",
+    "join",
 ]
 
 Batch = Mapping[str, Array]
@@ -86,68 +86,53 @@ class Calibration:
         return self.batches.few(FEW_SAMPLES)
 
 
-def read(
-    sources: Sequence[str],
+def from_arrays(
+    data: Data,
     inputs: Sequence[InputSpec],
     *,
     batch_size: BatchSize = None,
     limit: int | None = None,
-    image_options: ImageOptions | None = None,
-) -> Calibration:
-    """The data in files: each source is an .npy or .npz file, a directory of them or of images, or NAME=PATH."""
-    by_input: dict[str, list[StoredArray]] = {}
-    unused: dict[str, str] = {}
-    for source in sources:
-        try:
-            name, path = name_and_path(source, inputs)
-            image_files = images.find(path)
-            files = [] if image_files else datafiles.find(path)
-        except OSError as problem:  # a name that is too long, a directory that may not be read
-            raise DataError(f"{source}: {problem.strerror or problem}; give other `data`") from None
-        if image_files:
-            spec = taking_images(name, inputs, source)
-            by_input[spec.name] = images.arrays(image_files, spec, image_options or ImageOptions())
-            continue
-        matches = [match(datafiles.contents(file), str(file), inputs, unused, name) for file in files]
-        for file, arrays in zip(files, matches, strict=True):
-            for key in arrays.keys() ^ matches[0].keys():
-                raise DataError(f"{file} and {files[0]}: only one of them has {key!r}; give both the same arrays")
-        for key in matches[0]:
-            if key in by_input:
-                raise DataError(f"{source}: input {key!r} has data already; put its files into one directory")
-            by_input[key] = [arrays[key] for arrays in matches]
-    require(by_input, inputs, unused)
-    whole = batch_size == "all"
-    fitted = [[fit(s, part, whole=whole) for part in by_input[s.name]] for s in inputs if s.name in by_input]
-    joined = None if whole else _join(fitted)
-    tables = _by_file(fitted) if joined is None else [joined]
-    return _calibrate(tables, batch_size, limit, joined is None, ", ".join(sources), unused)
-
-
-def from_arrays(
-    data: Data, inputs: Sequence[InputSpec], *, batch_size: BatchSize = None, limit: int | None = None
+    beside: Sequence[InputColumn] = (),
+    source: str = "",
 ) -> Calibration:
     """The data in memory: an array, a dict of arrays by input name, or an iterable of batches.
 
     A batch is an array, a dict, or a tuple or list: its arrays are for the inputs in their order, and what follows
     them (the labels of a data loader) is left out. Batches are all kept, because several passes are made, and used
-    as they come unless the model's batch is fixed or `batch_size` asks for another.
+    as they come unless the model's batch is fixed or `batch_size` asks for another. `beside` is data that is the same
+    in every run, for inputs that the batches do not have; `source` says where iterated batches come from.
     """
     unused: dict[str, str] = {}
     whole = batch_size == "all"
+    given = {column.spec.name for column in beside}
 
     def table(batch: object, where: str, copy: bool) -> list[InputColumn]:
-        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused)
-        require(arrays, inputs, unused)
-        return [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
+        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused, beside=given)
+        require([*arrays, *given], inputs, unused)
+        columns = [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
+        return [*(columns if whole else same_in_every_run(columns)), *beside]
 
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
-        return _calibrate([table(data, "array", False)], batch_size, limit, whole, "array", unused)
+        return calibrate([table(data, "array", False)], batch_size, limit, whole, "array", unused)
     if not isinstance(data, Iterable):
         raise DataError(f"data is a {type(data).__name__}; give an array, a dict of arrays or an iterable of batches")
     copy = not isinstance(data, Sequence)  # a generator may fill one buffer again and again
-    tables = (table(batch, f"batch {i}", copy) for i, batch in enumerate(data))
-    return _calibrate(tables, batch_size, limit, True, "batches", unused)
+    prefix = f"{source}: " if source else ""
+    tables = (table(batch, f"{prefix}batch {i}", copy) for i, batch in enumerate(data))
+    return calibrate(_within_memory(tables, source or "data"), batch_size, limit, True, source or "batches", unused)
+
+
+def _within_memory(tables: Iterable[list[InputColumn]], source: str) -> Iterator[list[InputColumn]]:
+    """The tables, as long as all together fit into half of the memory that was available at first."""
+    most, taken = available_memory() // 2, 0
+    for columns in tables:
+        taken += sum(math.prod(part.shape) * part.dtype.itemsize for column in columns for part in column.parts)
+        if taken > most:
+            raise DataError(
+                f"{source}: the batches so far have {taken:,} bytes, more than half of the memory available, and there "
+                "are more; stop them with `limit`, or save the data in .npy files"
+            )
+        yield columns
 
 
 def automatic_batch_size(bytes_per_sample: int) -> int:
@@ -207,7 +192,9 @@ class Batches(Sequence[Batch]):
     def few(self, count: int) -> Batch:
         """The first `count` rows, at most, of the first run."""
         table = self.tables[0]
-        if table.size is None or any(column.fixed_batch for column in table.columns):
+        if table.size is None or any(
+            column.fixed_batch or (column.feed is Feed.SAME and column.parts[0].shape) for column in table.columns
+        ):
             return table.batch(0)
         return replace(table, size=min(table.size, count), samples=min(table.samples, count)).batch(0)
 
@@ -223,7 +210,7 @@ class Batches(Sequence[Batch]):
         return self.tables[table].batch(run - (self.ends[table - 1] if table else 0))
 
 
-def _join(fitted: Sequence[Sequence[InputColumn]]) -> list[InputColumn] | None:
+def join(fitted: Sequence[Sequence[InputColumn]]) -> list[InputColumn] | None:
     """The files of each input as one column; None where they do not form one."""
     for files in fitted:
         kinds = {(column.feed, column.parts[0].shape[1:]) for column in files}
@@ -232,7 +219,7 @@ def _join(fitted: Sequence[Sequence[InputColumn]]) -> list[InputColumn] | None:
     return [replace(files[0], parts=tuple(column.parts[0] for column in files)) for files in fitted]
 
 
-def _by_file(fitted: Sequence[Sequence[InputColumn]]) -> Iterator[list[InputColumn]]:
+def by_file(fitted: Sequence[Sequence[InputColumn]]) -> Iterator[list[InputColumn]]:
     """The first file of every input, then the second of every input; a single scalar goes with each."""
     most = max(fitted, key=len, default=[])
     for files in fitted:
@@ -245,7 +232,7 @@ def _by_file(fitted: Sequence[Sequence[InputColumn]]) -> Iterator[list[InputColu
     return ([files[min(i, len(files) - 1)] for files in fitted] for i in range(max(len(most), 1)))
 
 
-def _calibrate(
+def calibrate(
     tables: Iterable[list[InputColumn]],
     batch_size: BatchSize,
     limit: int | None,
@@ -284,6 +271,7 @@ def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, a
     by_run = [column for column in columns if column.feed is Feed.RUN]
     counts = {column.rows: column.spec.name for column in batched}
     fixed = {column.fixed_batch: column.spec.name for column in batched if column.fixed_batch}
+    fixed |= _held_batches(columns)
     if len(counts) > 1 and batch_size == "all":
         if limit < math.inf:
             raise DataError(
@@ -322,6 +310,21 @@ def _plan(columns: Sequence[InputColumn], batch_size: BatchSize, limit: float, a
     used = int(min(rows, limit))
     dropped = used % size if fixed else 0
     return Table(columns, size, used - dropped, math.ceil((used - dropped) / size), dropped, automatic)
+
+
+def _held_batches(columns: Sequence[InputColumn]) -> dict[int, str]:
+    """Batch size -> an input that is the same in every run and was made for this size, along an axis left open."""
+    batch_names = {column.spec.shape[0] for column in columns if column.feed is Feed.BATCH and column.spec.shape}
+    held: dict[int, str] = {}
+    for column in columns:
+        if column.feed is Feed.SAME and column.spec.shape:
+            open_axes = [
+                length
+                for dim, length in zip(column.spec.shape, column.parts[0].shape, strict=True)
+                if fixed_length(dim) is None and (not isinstance(dim, str) or dim in batch_names)
+            ]
+            held |= dict.fromkeys(open_axes[:1], column.spec.name)
+    return held
 
 
 def _weight(column: InputColumn) -> int:
@@ -372,6 +375,7 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
             for start in range(0, used, step):
                 values = column.take(start, min(start + step, used))
                 if values.dtype.kind != "f":
+                    _check_indices(column, start, values)
                     continue
                 finite = np.isfinite(values)
                 if not finite.all():
@@ -385,3 +389,17 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
         raise DataError(f"input {name!r} has {count} NaN or Inf, the first at {first[name]}; remove or replace them")
     for name, seen in statistics.items():
         yield from seen.warning(name)
+
+
+def _check_indices(column: InputColumn, start: int, values: Array) -> None:
+    """Raises if a value lies outside of the embedding that it is an index of."""
+    rows, name = column.spec.table, column.spec.name
+    if rows is None or values.dtype.kind not in "iu" or not values.size:
+        return
+    if (outside := (values < -rows) | (values >= rows)).any():
+        row, *within = [*map(int, np.argwhere(outside)[0])] or [0]
+        raise DataError(
+            f"input {name!r} has indices from {values.min()} to {values.max()}, but the embedding that they are for "
+            f"has {rows} rows, 0 to {rows - 1}; the first outside is at {column.describe(start + row, within)}; use "
+            "the tokenizer of this model"
+        )

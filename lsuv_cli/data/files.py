@@ -6,7 +6,9 @@
    directory of thousands keeps no file open.
 3. A member of an .npz archive is unpacked whole, once, when its values are first asked for, and only if it
    fits into half of the memory there is.
-4. Whatever numpy, zipfile or zlib raise on the way leaves here as a `DataError` of one line.
+4. A tensor of a .safetensors file is mapped like an .npy file; a .pb file (a TensorProto, as onnx stores test data)
+   is parsed whole, if it fits into half of the memory there is.
+5. Whatever numpy, zipfile, zlib or protobuf raise on the way leaves here as a `DataError` of one line.
 
 A further kind of file is one more entry in `READERS`.
 """
@@ -15,7 +17,7 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -25,13 +27,19 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from lsuv_cli import safetensors_format
 from lsuv_cli.errors import DataError
 from lsuv_cli.memory import available_memory
+from lsuv_cli.safetensors_format import Entry
 
 Array = npt.NDArray[Any]
 
 UNNAMED = ""
 """The name of the one array in a file that gives its array no name."""
+
+SETS = "test_data_set_*"
+"""The names of directories with test data in onnx's own layout."""
+INPUT_FILE = re.compile(r"input_(\d{1,4})\.pb")
 
 _LONGEST_EMPTY_AXIS = 2**20
 
@@ -68,20 +76,36 @@ Contents = Mapping[str, Callable[[], StoredArray]]
 
 
 def find(path: Path) -> list[Path]:
-    """The data files at a path: the file itself, or the data files in a directory, by name with 2 before 10."""
-    known = " or ".join(READERS)
+    """The data at a path: the file itself, the data files in a directory, or its test data sets, 2 before 10."""
     if path.is_dir():
-        with _reading(path):
-            entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
-            files = [entry for entry in entries if entry.suffix.lower() in READERS and entry.is_file()]
-        if not files:
-            raise DataError(f"{path}: no {known} files in this directory; save the data with numpy.save")
-        return by_name(files)
+        files, sets = inside(path), test_sets(path)
+        if files and sets and sets != [path]:
+            raise DataError(
+                f"{path}: holds arrays ({files[0].name}) and test data sets ({sets[0].name}); give one of them"
+            )
+        if not (files or sets):
+            raise DataError(f"{path}: no {KNOWN} files, images or {SETS} in this directory; give another")
+        return sets or files
     if not path.exists():
-        raise DataError(f"{path}: no such file; give an {known} file or a directory of them")
+        raise DataError(f"{path}: no such file; give an {KNOWN} file or a directory of them")
     if not path.is_file() or path.suffix.lower() not in READERS:
-        raise DataError(f"{path}: not an {known} file; save the data with numpy.save or numpy.savez")
+        raise DataError(f"{path}: not an {KNOWN} file; save the data with numpy.save or numpy.savez")
     return [path]
+
+
+def inside(directory: Path) -> list[Path]:
+    """The files of arrays in a directory, in the order of their names."""
+    with reading(directory):
+        entries = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
+        return by_name(entry for entry in entries if entry.suffix.lower() in READERS and entry.is_file())
+
+
+def test_sets(directory: Path) -> list[Path]:
+    """The directories of onnx's test data at a path: the directory itself, or those in it."""
+    with reading(directory):
+        if _set_inputs(directory):
+            return [directory]
+        return by_name(entry for entry in directory.glob(SETS) if entry.is_dir() and _set_inputs(entry))
 
 
 def by_name(files: Iterable[Path]) -> list[Path]:
@@ -89,14 +113,70 @@ def by_name(files: Iterable[Path]) -> list[Path]:
     return sorted(files, key=_natural)
 
 
-def contents(path: Path) -> Contents:
-    """The arrays in a data file."""
-    return READERS[path.suffix.lower()](path)
+def contents(path: Path, names: Sequence[str] = ()) -> Contents:
+    """The arrays in a data file, or in a directory of onnx's test data for inputs of these names."""
+    return _test_set(path, names) if path.is_dir() else READERS[path.suffix.lower()](path)
+
+
+def _set_inputs(directory: Path) -> dict[int, Path]:
+    """The files input_0.pb, input_1.pb ... by their numbers; the outputs beside them are not data."""
+    found = ((INPUT_FILE.fullmatch(entry.name), entry) for entry in directory.iterdir())
+    return {int(match[1]): entry for match, entry in found if match and entry.is_file()}
+
+
+def _test_set(directory: Path, names: Sequence[str]) -> Contents:
+    """A directory of onnx's test data: input_K.pb is for the K-th input."""
+    with reading(directory):
+        files = _set_inputs(directory)
+    if files and max(files) >= len(names):
+        raise DataError(f"{files[max(files)]}: the model has {len(names)} inputs; leave the file out")
+    return {names[number]: partial(_pb_array, file) for number, file in sorted(files.items())}
+
+
+def _pb(path: Path) -> Contents:
+    return {UNNAMED: partial(_pb_array, path)}
+
+
+def _pb_array(path: Path) -> StoredArray:
+    """A TensorProto, whose values may be in no other file."""
+    from onnx import TensorProto, numpy_helper
+
+    with reading(path):
+        _refuse_large(str(path), path.stat().st_size)
+        tensor = TensorProto.FromString(path.read_bytes())
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise DataError(f"{path}: its values are in another file, which is not opened; save them inside it")
+        if min(tensor.dims, default=0) < 0:
+            raise ValueError(f"its shape is {list(tensor.dims)}")
+        array = np.asarray(numpy_helper.to_array(tensor))
+    return StoredArray.of(array.astype(np.str_) if tensor.data_type == TensorProto.STRING else array, str(path))
+
+
+def _safetensors(path: Path) -> Contents:
+    with reading(path), path.open("rb") as file:
+        try:
+            header = safetensors_format.read(file, path.stat().st_size)
+        except safetensors_format.Damaged as problem:
+            raise DataError(f"{path}: no safetensors file, or damaged: {problem}; save it again") from None
+    if not header.entries:
+        raise DataError(f"{path}: holds no tensors; save them under the names of the model's inputs")
+    return {name: partial(_safetensor, path, name, entry) for name, entry in header.entries.items()}
+
+
+def _safetensor(path: Path, name: str, entry: Entry) -> StoredArray:
+    def mapped() -> Array:
+        with reading(path):
+            if not entry.length:
+                return np.empty(entry.shape, entry.dtype)
+            array: Array = np.memmap(path, entry.dtype, "r", entry.offset, entry.shape)
+            return array
+
+    return StoredArray(f"{path}[{name!r}]", entry.shape, entry.dtype, mapped)
 
 
 def _npy(path: Path) -> Contents:
     def opened() -> StoredArray:
-        with _reading(path), path.open("rb") as stream:
+        with reading(path), path.open("rb") as stream:
             shape, dtype = _header(stream, str(path), path.stat().st_size)
         return StoredArray(str(path), shape, dtype, partial(_mapped, path))
 
@@ -104,12 +184,12 @@ def _npy(path: Path) -> Contents:
 
 
 def _mapped(path: Path) -> Array:
-    with _reading(path):
+    with reading(path):
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
 
 
 def _npz(path: Path) -> Contents:
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with reading(path), zipfile.ZipFile(path) as archive:
         members = [name for name in archive.namelist() if name.endswith(".npy")]
     if not members:
         raise DataError(f"{path}: holds no arrays; save them with numpy.savez(path, name=array)")
@@ -118,24 +198,28 @@ def _npz(path: Path) -> Contents:
 
 def _member(path: Path, name: str) -> StoredArray:
     where = f"{path}[{name.removesuffix('.npy')!r}]"
-    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+    with reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
         shape, dtype = _header(stream, where, archive.getinfo(name).file_size)
     return StoredArray(where, shape, dtype, cache(partial(_unpacked, path, name, where)))
 
 
 def _unpacked(path: Path, name: str, where: str) -> Array:
-    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
-        size, available = archive.getinfo(name).file_size, available_memory()
-        if size > available // 2:
-            raise DataError(
-                f"{where}: unpacks to {size:,} bytes, more than half of the {available:,} bytes of memory "
-                "available; save it with numpy.save, an .npy file is read in pieces"
-            )
+    with reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+        size = archive.getinfo(name).file_size
+        _refuse_large(where, size)
         _header(stream, where, size)
         stream.seek(0)
         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
         stream.read(1)  # at the end zipfile compares the checksum
         return array
+
+
+def _refuse_large(where: str, size: int) -> None:
+    if size > (available := available_memory()) // 2:
+        raise DataError(
+            f"{where}: unpacks to {size:,} bytes, more than half of the {available:,} bytes of memory "
+            "available; save it with numpy.save, an .npy file is read in pieces"
+        )
 
 
 def _header(stream: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -170,7 +254,7 @@ def _natural(path: Path) -> tuple[list[tuple[str, int]], str]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turns any exception on the way into a `DataError` of one line."""
     try:
         with warnings.catch_warnings():
@@ -187,5 +271,11 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-READERS: dict[str, Callable[[Path], Contents]] = {".npy": _npy, ".npz": _npz}
+READERS: dict[str, Callable[[Path], Contents]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".pb": _pb,
+}
 """How to open each kind of file, by the end of its name."""
+KNOWN = ", ".join([*READERS][:-1]) + f" or {[*READERS][-1]}"

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from lsuv_cli.data.files import Array, StoredArray, by_name
+from lsuv_cli.data import files
+from lsuv_cli.data.files import Array, StoredArray
 from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.errors import DataError
 
@@ -30,6 +33,12 @@ class ImageOptions:
     std: tuple[float, ...] = (1.0,)
     size: int | None = None
 
+    def refuse(self, where: str) -> None:
+        """Raise if an option was given that data of another kind would silently ignore."""
+        for name, value, default in (("mean", self.mean, (0.0,)), ("std", self.std, (1.0,)), ("size", self.size, None)):
+            if value != default:
+                raise DataError(f"{where}: `{name}` is for images, and this is none; normalize the arrays yourself")
+
 
 @dataclass(frozen=True)
 class ImageLayout:
@@ -42,19 +51,36 @@ class ImageLayout:
     dtype: np.dtype[Any]
 
 
-def find(directory: Path) -> list[Path]:
-    """The images in a directory, in the order of their names; none if it is no directory."""
-    if not directory.is_dir():
-        return []
-    return by_name(entry for entry in directory.iterdir() if entry.suffix.lower() in SUFFIXES and entry.is_file())
+def find(path: Path) -> list[Path]:
+    """The images at a path: the image itself, or those in a directory, in the order of their names.
+
+    A directory without images and arrays may have them in subdirectories, one for each class: then one image of each
+    class follows another, so that the first N are of all classes.
+    """
+    if not path.is_dir():
+        return [path] if path.suffix.lower() in SUFFIXES and path.is_file() else []
+    found, arrays = _inside(path), files.inside(path)
+    if found and arrays:
+        raise DataError(f"{path}: holds images ({found[0].name}) and arrays ({arrays[0].name}); give one of them")
+    if found or arrays or files.test_sets(path):
+        return found
+    folders = sorted(Path(folder) for folder, *_ in os.walk(path))
+    shown = [folder for folder in folders if not any(part.startswith(".") for part in folder.relative_to(path).parts)]
+    classes = [_inside(folder) for folder in shown]
+    return [image for turn in itertools.zip_longest(*classes) for image in turn if image is not None]
 
 
-def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[StoredArray]:
+def _inside(directory: Path) -> list[Path]:
+    entries = (entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    return files.by_name(entry for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file())
+
+
+def arrays(found: list[Path], spec: InputSpec, options: ImageOptions) -> list[StoredArray]:
     """Each image as an array that is decoded when it is read."""
     try:
         import PIL  # noqa: F401  only to see whether it is there
     except ImportError:
-        raise DataError(f"{files[0].parent} holds images, which need Pillow: pip install 'lsuv-cli[images]'") from None
+        raise DataError(f"{found[0]} is an image, and images need Pillow: pip install 'lsuv-cli[images]'") from None
     layout = _layout(spec, options)
     for name, values in (("mean", options.mean), ("std", options.std)):
         if len(values) not in {1, layout.channels}:
@@ -63,7 +89,7 @@ def arrays(files: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
         raise DataError(f"`std` is {min(options.std):g}; it must be above 0")
     one = (layout.height, layout.width, layout.channels)
     shape = (1, *(one if layout.channels_last else (one[2], *one[:2])))
-    return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in files]
+    return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in found]
 
 
 def _layout(spec: InputSpec, options: ImageOptions) -> ImageLayout:

@@ -7,6 +7,8 @@ How an array is fed follows from its rank and the rank that the model declares:
 3. One more: each row is one run. This feeds a model without a batch axis, or a scalar that differs from run to run.
 4. Both zero: a scalar, the same in every run.
 5. Not declared by the model: the first axis is the batch.
+6. Equal, and the first axis has the model's fixed length: one whole run of this input. It is the same in every run if
+   another input has another fixed length, or if it is one row and another input has more (a recurrent state).
 
 All other axes must have the model's fixed lengths; the names of dynamic axes mean nothing. Integers and all
 floats are cast to a float input, integers to another width if their values fit; floats are never cast to
@@ -17,7 +19,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,6 +45,7 @@ class InputSpec:
     dtype: str
     shape: tuple[Dim, ...] | None
     required: bool = True
+    table: int | None = None  # rows of the embedding that its values are indices of
 
     @property
     def wanted(self) -> str:
@@ -97,8 +100,12 @@ class InputColumn:
     @property
     def fixed_batch(self) -> int | None:
         """The batch size on which the model insists, if it does."""
-        lead = self.spec.shape[0] if self.feed is Feed.BATCH and self.spec.shape else None
-        return lead if isinstance(lead, int) and _is_fixed(lead) else None
+        return fixed_length(self.spec.shape[0]) if self.feed is Feed.BATCH and self.spec.shape else None
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether the data is one run of an input whose first axis has a fixed length."""
+        return self.feed is Feed.BATCH and len(self.parts) == 1 and self.fixed_batch == self.rows
 
     def take(self, start: int, stop: int) -> Array:
         """Rows `start` to `stop` in the type that is fed; a view of one file where that is possible."""
@@ -115,20 +122,20 @@ class InputColumn:
     def describe(self, row: int, within: Sequence[int]) -> str:
         """A value's index, file and content, for an error message."""
         part, row = self._locate(row)
-        index = () if self.feed is Feed.SAME else (row, *within)
+        index = (row, *within) if part.shape else ()
         shown = index[1:] if part.added_axis else index
         return f"index {tuple_text(shown)} of {part.where} ({part.values()[index]} as {self.spec.dtype})"
 
     def _locate(self, row: int) -> tuple[StoredArray, int]:
+        if self.feed is Feed.SAME:
+            return self.parts[0], row
         part = bisect_right(self.ends, row)
         return self.parts[part], row - (self.ends[part - 1] if part else 0)
 
 
 def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> InputColumn:
     """The array as data for this input, or a `DataError`. With `whole`, the array must be one whole run."""
-    remedy = _dtype_remedy(spec.fed_dtype, array.dtype)
-    if remedy:
-        raise _misfit(spec, array, remedy)
+    check_type(spec, array)
     rank = len(array.shape)
     feed = Feed.BATCH
     wanted: tuple[Dim, ...] = (None,) * rank if spec.shape is None else spec.shape
@@ -146,13 +153,34 @@ def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> InputColumn:
     return InputColumn(spec, feed, (fed,))
 
 
-def _is_fixed(dim: Dim) -> bool:
-    return isinstance(dim, int) and dim > 0  # some exporters write 0 or -1 for an axis of any length
+def check_type(spec: InputSpec, array: StoredArray) -> None:
+    """Raises if the array's type cannot be cast to the input's."""
+    if remedy := _dtype_remedy(spec.fed_dtype, array.dtype):
+        raise _misfit(spec, array, remedy)
+
+
+def fixed_length(dim: Dim) -> int | None:
+    """The length of an axis that the model fixes; some exporters write 0 or -1 for an axis of any length."""
+    return dim if isinstance(dim, int) and dim > 0 else None
+
+
+def same_in_every_run(columns: Sequence[InputColumn]) -> list[InputColumn]:
+    """The columns, with those fed the same in every run (rule 6) marked so."""
+
+    def alone(column: InputColumn) -> bool:
+        others = [c for c in columns if c is not column and c.feed is Feed.BATCH]
+        single = column.fixed_batch == 1  # then no other number of rows can be meant as one batch
+        return any(c.fixed_batch != column.fixed_batch or (single and c.rows != column.rows) for c in others)
+
+    same = [k for k, column in enumerate(columns) if column.is_one_run and alone(column)]
+    if len(same) == len(columns):
+        same = same[1:]  # one run in all, counted by the samples of the first input
+    return [replace(column, feed=Feed.SAME) if k in same else column for k, column in enumerate(columns)]
 
 
 def _matches(shape: Sequence[int], wanted: Sequence[Dim]) -> bool:
     return len(shape) == len(wanted) and all(
-        dim == want or not _is_fixed(want) for dim, want in zip(shape, wanted, strict=True)
+        dim == want or not fixed_length(want) for dim, want in zip(shape, wanted, strict=True)
     )
 
 
@@ -167,7 +195,7 @@ def _shape_remedy(shape: tuple[int, ...], wanted: tuple[Dim, ...]) -> str:
                 return f"transpose it with numpy.transpose(a, {axes})"
     if missing == 0 and _matches(shape[1:], wanted[1:]):
         return 'leave out `batch_size="all"`, so that it is cut into batches'
-    sample = [dim for dim in wanted[1:] if isinstance(dim, int) and _is_fixed(dim)]
+    sample = [dim for dim in wanted[1:] if isinstance(dim, int) and fixed_length(dim)]
     if shape and len(sample) == len(wanted) - 1 and math.prod(sample) == math.prod(shape[1:]):
         return f"reshape it with a.reshape({', '.join(map(str, (-1, *sample)))})"
     return "give it the shape wanted, samples along the first axis"
@@ -240,15 +268,25 @@ def name_and_path(source: str, inputs: Sequence[InputSpec]) -> tuple[str | None,
 
 
 def match(
-    contents: Contents, where: str, inputs: Sequence[InputSpec], unused: dict[str, str], name: str | None = None
+    contents: Contents,
+    where: str,
+    inputs: Sequence[InputSpec],
+    unused: dict[str, str],
+    name: str | None = None,
+    beside: Collection[str] = (),
 ) -> dict[str, StoredArray]:
-    """The arrays of one file or batch by input name; arrays that no input takes are noted in `unused`."""
+    """The arrays of one file or batch by input name; arrays that no input takes are noted in `unused`.
+
+    The inputs `beside` have data already.
+    """
     if name is not None:
         if len(contents) > 1 and name not in contents:
             raise DataError(f"{where}: holds {_quoted(contents)}, none of them called {name!r}; rename one")
         return {name: contents.get(name, next(iter(contents.values())))()}
     names = [spec.name for spec in inputs if spec.name in contents]
-    required = [spec.name for spec in inputs if spec.required]
+    for taken in {*names}.intersection(beside):
+        raise DataError(f"{where}: input {taken!r} has data already; give it once")
+    required = [spec.name for spec in inputs if spec.required and spec.name not in beside]
     if len(contents) == len(required) == 1 and not names:
         return {required[0]: next(iter(contents.values()))()}
     if UNNAMED in contents and UNNAMED not in names:

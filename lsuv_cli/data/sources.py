@@ -1,8 +1,8 @@
 """Calibration data as a caller may give it: arrays and batches in memory, or the names of files.
 
-1. A string or a path is one source; a list or tuple of them several. A string is what `--data` takes: PATH, NAME=PATH
-   or "random". A path object is always a path, whatever its name.
-2. A dict of paths by input name is NAME=PATH for each.
+1. A string or a path is one source; a list or tuple of them several. A string is what `--data` takes: PATH, NAME=PATH,
+   NAME=16000, LOADER.py:FUNCTION, - or "random". A path object is always a path, whatever its name.
+2. A dict of paths by input name is NAME=PATH for each; numbers and lists of numbers among them are literals.
 3. All else is data in memory (see `batches.from_arrays`).
 """
 
@@ -22,11 +22,13 @@ class ArrayLike(Protocol):
     def __array__(self) -> NDArray[Any]: ...
 
 
-BatchLike = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]
+Numbers = float | list[Any]
+"""A number or a list of numbers, written out."""
+BatchLike = ArrayLike | Mapping[str, ArrayLike | Numbers] | Sequence[ArrayLike]
 """One batch: an array, arrays by input name, or arrays for the inputs in their order."""
-Data = ArrayLike | Mapping[str, ArrayLike] | Iterable[BatchLike]
+Data = ArrayLike | Mapping[str, ArrayLike | Numbers] | Iterable[BatchLike]
 """Data in memory: an array, a dict of arrays by input name, or an iterable of batches."""
-Paths = StrPath | Sequence[StrPath] | Mapping[str, StrPath]
+Paths = StrPath | Sequence[StrPath] | Mapping[str, StrPath | Numbers]
 """Data in files."""
 
 
@@ -44,13 +46,18 @@ def as_sources(data: Data | Paths | None) -> Data | list[str] | None:
     elif isinstance(data, list | tuple):
         items = list(data)
     in_files = [isinstance(item, str | os.PathLike) for item in items]
+    if isinstance(data, Mapping) and any(in_files):
+        in_files = [known or isinstance(item, int | float | list) for known, item in zip(in_files, items, strict=True)]
     if not any(in_files):
         return data  # type: ignore[return-value]  # no item is a path
     if not all(in_files):
         kind = type(items[in_files.index(False)]).__name__
         raise DataError(f"`data` holds both paths and a {kind}; give files or arrays, not both")
     if isinstance(data, Mapping):
-        return [f"{name}={os.fspath(path)}" for name, path in zip(data, items, strict=True)]
+        return [
+            f"{name}={os.fspath(item) if isinstance(item, str | os.PathLike) else item}"
+            for name, item in zip(data, items, strict=True)
+        ]
     return [_source(item) for item in items]
 
 

@@ -17,22 +17,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from lsuv_cli import safetensors_format
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.safetensors_format import TYPES
 
 Array = NDArray[Any]
 
 FORMATS = frozenset({".safetensors", ".npz"})
-HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library
-TYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(bfloat16),
-    "F8_E4M3": np.dtype(float8_e4m3fn), "F8_E5M2": np.dtype(float8_e5m2), "C64": np.dtype("<c8"),
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
-    "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}  # fmt: skip
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -92,36 +86,18 @@ def _safetensors(file: IO[bytes], path: Path) -> Checkpoint:
     def wrong(what: str) -> LsuvError:
         return LsuvError(f"`like` {path} is no safetensors file, or is damaged: {what}")
 
-    size = path.stat().st_size
-    start = file.read(8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-    if not 2 <= length <= min(HEADER_LIMIT, size - 8):
-        raise wrong("its header has no valid length")
     try:
-        header = json.loads(file.read(length))
-        metadata = header.pop("__metadata__", {}) or {}
-        entries = {str(key): _entry(value) for key, value in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise wrong("its header cannot be read") from None
+        header = safetensors_format.read(file, path.stat().st_size)
+    except safetensors_format.Damaged as problem:
+        raise wrong(str(problem)) from None
     tensors: dict[str, Array] = {}
-    begin = 8 + length
-    for key, (dtype, shape, first, last) in entries.items():
-        if not 0 <= first <= last <= size - begin or last - first != math.prod(shape) * dtype.itemsize:
-            raise wrong(f"tensor {key!r} does not fit the file")
-        file.seek(begin + first)
-        data = file.read(last - first)
-        if len(data) != last - first:
+    for key, entry in header.entries.items():
+        file.seek(entry.offset)
+        data = file.read(entry.length)
+        if len(data) != entry.length:
             raise wrong("it became shorter while it was read")
-        tensors[key] = np.frombuffer(data, dtype).reshape(shape)
-    return Checkpoint(tensors, {str(k): str(v) for k, v in metadata.items()}, str(path), path)
-
-
-def _entry(value: dict[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    shape = tuple(value["shape"])
-    first, last = value["data_offsets"]
-    if not all(isinstance(number, int) and number >= 0 for number in (*shape, first, last)):
-        raise ValueError
-    return TYPES[value["dtype"]], shape, first, last
+        tensors[key] = np.frombuffer(data, entry.dtype).reshape(entry.shape)
+    return Checkpoint(tensors, header.metadata, str(path), path)
 
 
 def _npz(file: IO[bytes], path: Path) -> Checkpoint:

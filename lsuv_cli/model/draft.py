@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lsuv_cli import outputs, temporary
 from lsuv_cli.model import wire
-from lsuv_cli.model.file import ModelFile, from_place, id_of, is_elsewhere, is_external, load, moved, tensors
+from lsuv_cli.model.file import ModelFile, embed, from_place, id_of, is_elsewhere, is_external, load, moved, tensors
 from lsuv_cli.model.places import Held, Place, Range
 from lsuv_cli.outputs import DATA_SUFFIX, Target
 from lsuv_cli.scratch import Scratch
@@ -90,7 +90,7 @@ class Draft:
         if is_elsewhere(tensor):
             self._write(tensor, data, self._data if is_external(tensor) else self._waiting)
         else:
-            _embed(tensor, data.tobytes())
+            embed(tensor, data.tobytes())
 
     def append(self, body: onnx.GraphProto, name: str, array: Array) -> None:
         """Add an initializer to the main graph or to the body of an If."""
@@ -115,6 +115,11 @@ class Draft:
             body.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
 
     # The file
+
+    def earlier_metadata(self) -> dict[str, str]:
+        """The entries of an earlier run, to be kept by a run that changes no weight."""
+        entries = {str(p.key): p.value for p in self.file.proto.metadata_props}
+        return {k.removeprefix(METADATA_PREFIX): v for k, v in entries.items() if k.startswith(METADATA_PREFIX)}
 
     def finish(self, metadata: dict[str, str]) -> ModelFile:
         """Write the unchanged tensors and the model itself. Returns the model to verify, read back if it is a file."""
@@ -177,7 +182,7 @@ class Draft:
                 self._placed[id_of(tensor)] = place
         for tensor in tensors(self.file.proto):
             if is_external(tensor):
-                _embed(tensor, self._place(tensor).read())
+                embed(tensor, self._place(tensor).read())
 
     def publish(self) -> None:
         """Rename the finished files into place, or send the model to its pipe or device."""
@@ -270,14 +275,6 @@ class _Weights:
             self.file.flush()
         except OSError as problem:
             raise self._target.failure(problem) from None
-
-
-def _embed(tensor: TensorProto, data: bytes) -> None:
-    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
-        tensor.ClearField(field)
-    if is_external(tensor):
-        tensor.ClearField("data_location")
-    tensor.raw_data = data
 
 
 def _set_external(tensor: TensorProto, location: str, place: Range) -> None:

@@ -32,17 +32,26 @@ Array = NDArray[Any]
 PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 BITS = {getattr(TensorProto, name): bits for name, bits in PACKED.items() if hasattr(TensorProto, name)}
 COMPLEX: tuple[int, ...] = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+STRIPPED, WEIGHTLESS = "lsuv.stripped", "TRT_WEIGHTLESS"  # in the doc_string of a tensor without values
+MOST_BYTES = 1 << 50  # of a tensor without values; a damaged shape can promise anything
 VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 class ModelFile:
     """A model whose external and parked tensors stay where they are until they are read.
 
-    `parked` tells where the parked ones are, by the keys of their marks.
+    `parked` tells where the parked ones are, by the keys of their marks. With `without_weights`, tensors whose data
+    file is missing are among the absent ones.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, directory: Path | None, name: str, parked: Mapping[str, Place] | None = None
+        self,
+        proto: onnx.ModelProto,
+        directory: Path | None,
+        name: str,
+        parked: Mapping[str, Place] | None = None,
+        *,
+        without_weights: bool = False,
     ) -> None:
         self.proto = proto
         self.directory = directory
@@ -50,8 +59,14 @@ class ModelFile:
         self.given: bytes | None = None  # the file's bytes, if they came without a path
         self.parked = parked or {}
         self.ranges: dict[tuple[str, ...], Range] = {}  # of external tensors
+        self._made: set[Path] = set()  # files of values that were made up
+        self.without_weights = without_weights
+        self.absent: list[TensorProto] = []  # tensors without values: stripped, or in a missing file
         for tensor in tensors(proto):
-            if is_external(tensor):
+            if is_stripped(tensor) or (without_weights and self._is_missing(tensor)):
+                self._check_shape(tensor)
+                self.absent.append(tensor)
+            elif is_external(tensor):
                 self.ranges[id_of(tensor)] = self._range(tensor)
             elif problem := _disagreement(tensor, self.parked.get(wire.key_of(tensor))):
                 raise ModelError(f"{name}: tensor {tensor.name!r} {problem}; it is damaged, export the model again")
@@ -67,17 +82,28 @@ class ModelFile:
 
     @property
     def data_files(self) -> set[Path]:
-        return {r.path for r in self.ranges.values()}
+        """The files that the model came with."""
+        return {r.path for r in self.ranges.values()} - self._made
 
     def copy(self) -> ModelFile:
         """The same model to be edited apart; tensors that stay where they are cost nothing."""
         copied = onnx.ModelProto()
         copied.CopyFrom(self.proto)
-        return ModelFile(copied, self.directory, self.name, self.parked)
+        return ModelFile(copied, self.directory, self.name, self.parked, without_weights=self.without_weights)
 
     def place(self, tensor: TensorProto) -> Place:
         """Where the bytes of an external or a parked tensor are."""
         return self.ranges[id_of(tensor)] if is_external(tensor) else self.parked[wire.key_of(tensor)]
+
+    def put(self, tensor: TensorProto, where: Range) -> None:
+        """Make a tensor an external one whose bytes lie there."""
+        embed(tensor, b"")
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", where.path.name), ("offset", where.offset), ("length", where.length)):
+            tensor.external_data.add(key=key, value=str(value))
+        self.ranges[id_of(tensor)] = where
+        self._made.add(where.path)
 
     def array(self, tensor: TensorProto) -> Array:
         """A tensor's values."""
@@ -95,6 +121,23 @@ class ModelFile:
     def embedded(self) -> onnx.ModelProto:
         """The model with its parked tensors in the message."""
         return wire.embedded(self.proto, self.place)
+
+    def _is_missing(self, tensor: TensorProto) -> bool:
+        """Whether an external tensor's file is not there."""
+        if not is_external(tensor):
+            return False
+        location = next((e.value for e in tensor.external_data if e.key == "location"), "")
+        if self.directory is None:
+            return True
+        try:
+            return isinstance(location, str) and bool(location) and not (self.directory / location).exists()
+        except (OSError, ValueError):
+            return False
+
+    def _check_shape(self, tensor: TensorProto) -> None:
+        size = byte_size(tensor) if min(tensor.dims, default=0) >= 0 else -1
+        if not 0 <= size <= MOST_BYTES:
+            raise ModelError(f"{self.name}: tensor {tensor.name!r} has no values and the shape {list(tensor.dims)[:8]}")
 
     def _range(self, tensor: TensorProto) -> Range:
         """The place of an external tensor, checked."""
@@ -127,7 +170,7 @@ class ModelFile:
             raise wrong(f"is a hard link ({path})", "copy model and data with cp and use the copy")
         try:
             offset = int(keys.get("offset") or 0)
-            length = int(keys["length"]) if keys.get("length") else _byte_size(tensor)
+            length = int(keys["length"]) if keys.get("length") else byte_size(tensor)
         except ValueError:
             raise wrong("has an offset or length that is no number", "export the model again") from None
         if offset < 0 or length < 0 or offset + length > status.st_size:
@@ -135,8 +178,8 @@ class ModelFile:
                 f"ends at byte {offset + length} of {path}, which has {status.st_size}",
                 "the file is incomplete: copy or export it again",
             )
-        if length != _byte_size(tensor):
-            raise wrong(f"has {length} bytes, its shape wants {_byte_size(tensor)}", "export the model again")
+        if length != byte_size(tensor):
+            raise wrong(f"has {length} bytes, its shape wants {byte_size(tensor)}", "export the model again")
         return Range(path, offset, length)
 
 
@@ -150,12 +193,15 @@ def from_place(tensor: TensorProto, place: Place) -> Array:
     return numpy_helper.to_array(whole)
 
 
-def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
-    """Read a model from a path, from bytes, or take a copy of one in memory."""
+def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_weights: bool = False) -> ModelFile:
+    """Read a model from a path, from bytes, or take a copy of one in memory.
+
+    With `without_weights`, tensors whose data file is missing are listed as `absent`.
+    """
     if isinstance(source, onnx.ModelProto):
-        return _copy_of(source)
+        return _copy_of(source, without_weights)
     if isinstance(source, bytes):
-        held = _from_bytes(source, None, "<stdin>")
+        held = _from_bytes(source, None, "<stdin>", without_weights)
         held.given = source
         return held
     path = Path(source)
@@ -163,7 +209,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):  # a pipe is read once
-                return _from_bytes(file.read(), absolute(path).parent, str(path))
+                return _from_bytes(file.read(), absolute(path).parent, str(path), without_weights)
             model, found = _parsed(file, status.st_size, str(path))
     except IsADirectoryError:
         raise ModelError(f"{path} is a directory; give an ONNX file") from None
@@ -173,7 +219,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
     directory = absolute(path).parent
     here, stamp = directory / path.name, stamp_of(status)
     parked = {key: Range(here, offset, length, stamp) for key, (offset, length) in found.items()}
-    return ModelFile(model, directory, str(path), parked)
+    return ModelFile(model, directory, str(path), parked, without_weights=without_weights)
 
 
 def moved(file: ModelFile, path: Path) -> ModelFile:
@@ -182,22 +228,22 @@ def moved(file: ModelFile, path: Path) -> ModelFile:
     return ModelFile(file.proto, path.parent, str(path), parked)
 
 
-def _copy_of(model: onnx.ModelProto) -> ModelFile:
+def _copy_of(model: onnx.ModelProto, without_weights: bool) -> ModelFile:
     """A copy of a model in memory. As bytes it can have parked tensors, but protobuf limits them to 2 GiB."""
     try:
         data = _checked(model, "model").SerializeToString()
     except (EncodeError, ValueError):  # by protobuf's version
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        return ModelFile(copy, None, "model")
-    return _from_bytes(data, None, "model")
+        return ModelFile(copy, None, "model", without_weights=without_weights)
+    return _from_bytes(data, None, "model", without_weights)
 
 
-def _from_bytes(data: bytes, directory: Path | None, name: str) -> ModelFile:
+def _from_bytes(data: bytes, directory: Path | None, name: str, without_weights: bool) -> ModelFile:
     model, found = _parsed(io.BytesIO(data), len(data), name)
     whole = memoryview(data)
     parked = {key: Held(whole[offset : offset + length]) for key, (offset, length) in found.items()}
-    return ModelFile(model, directory, name, parked)
+    return ModelFile(model, directory, name, parked, without_weights=without_weights)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -224,6 +270,27 @@ def is_external(tensor: TensorProto) -> bool:
 def is_elsewhere(tensor: TensorProto) -> bool:
     """Whether a tensor's values are not in the message: in a data file, or parked."""
     return is_external(tensor) or wire.is_parked(tensor)
+
+
+def is_stripped(tensor: TensorProto) -> bool:
+    """Whether a tensor's values were taken out, by `lsuv strip` or by Polygraphy's `surgeon weight-strip`."""
+    if is_elsewhere(tensor) or WEIGHTLESS not in str(tensor.doc_string):
+        return False
+    return 0 not in tensor.dims and not tensor.raw_data and not any(len(getattr(tensor, field)) for field in VALUES)
+
+
+def stripped_mark(role: str) -> str:
+    """The doc_string of a tensor without values: our word, the role, and Polygraphy's mark."""
+    return f"{STRIPPED} {role} {WEIGHTLESS}/"
+
+
+def embed(tensor: TensorProto, data: bytes) -> None:
+    """Give a tensor these bytes, in the model itself."""
+    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    if is_external(tensor):
+        tensor.ClearField("data_location")
+    tensor.raw_data = data
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -263,16 +330,17 @@ def _disagreement(tensor: TensorProto, parked: Place | None) -> str:
         return "has a mark in place of its values"
     if parked is not None or tensor.HasField("raw_data"):
         # Each access to raw_data copies it, so there is only one.
-        held, wanted = parked.length if parked is not None else len(tensor.raw_data), _byte_size(tensor)
+        held, wanted = parked.length if parked is not None else len(tensor.raw_data), byte_size(tensor)
         return "" if held == wanted else f"has {held} bytes, its shape wants {wanted}"
     held = sum(len(getattr(tensor, field)) for field in VALUES)
     wanted = math.prod(tensor.dims) * (2 if tensor.data_type in COMPLEX else 1)
-    if held == wanted or (tensor.data_type in BITS and held == _byte_size(tensor)):
+    if held == wanted or (tensor.data_type in BITS and held == byte_size(tensor)):
         return ""
     return f"has {held} values, its shape {list(tensor.dims)} wants {wanted}"
 
 
-def _byte_size(tensor: TensorProto) -> int:
+def byte_size(tensor: TensorProto) -> int:
+    """The bytes of a tensor's values in ONNX's raw layout."""
     count = math.prod(tensor.dims)
     if tensor.data_type in BITS:
         return (count * BITS[tensor.data_type] + 7) // 8

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from data_helpers import IDS, ROWS, counting, fed, lengths, message, normal, saved
-from lsuv_cli.data.batches import InputSpec, automatic_batch_size, from_arrays, read
+from lsuv_cli.data.batches import InputSpec, automatic_batch_size, from_arrays
+from lsuv_cli.data.reading import read
 
 # Batches
 
@@ -145,16 +146,39 @@ STATE = InputSpec("state", "float32", (2, None, 128))
 RATE = InputSpec("rate", "int64", ())
 
 
-def test_a_recurrent_state_beside_a_batch_is_not_guessed_at() -> None:
-    text = message({"x": normal(8, 2), "state": normal(2, 8, 128)}, ROWS, STATE)
-    assert "input 'x' has 8 samples, input 'state' 2" in text
-    assert '`batch_size="all"`' in text
+def test_a_state_of_the_whole_inputs_shape_is_the_same_in_every_run() -> None:
+    state = normal(2, 4, 128).astype(np.float32)
+    batches = from_arrays({"x": counting(8, 2), "state": state}, [ROWS, STATE]).batches
+    assert [batch["x"].shape for batch in batches] == [(4, 2), (4, 2)], "a state for four samples: four in a run"
+    for batch in batches:
+        np.testing.assert_array_equal(batch["state"], state)
 
 
-def test_fixed_batches_of_different_size_are_not_guessed_at() -> None:
+def test_a_state_beside_an_input_of_another_fixed_batch() -> None:
+    one = InputSpec("x", "float32", (1, 2))
+    calibration = from_arrays({"x": normal(3, 2), "state": normal(2, 1, 128)}, [one, STATE])
+    assert [batch["state"].shape for batch in calibration.batches] == [(2, 1, 128)] * 3
+    assert calibration.few["x"].shape == (1, 2)
+
+
+def test_a_state_for_another_batch_than_the_fixed_one() -> None:
     one = InputSpec("x", "float32", (1, 2))
     text = message({"x": normal(2, 2), "state": normal(2, 8, 128)}, one, STATE)
-    assert "input 'x' has 1 samples in each of its fixed batches, input 'state' 2" in text
+    assert "input 'x' has 1 samples in each of its fixed batches, input 'state' 8" in text
+
+
+def test_too_few_rows_for_an_input_of_the_same_fixed_batch_are_an_error() -> None:
+    x, y = (InputSpec(name, "float32", (4, 2)) for name in "xy")
+    assert "input 'x' has 8 samples, input 'y' 4" in message({"x": normal(8, 2), "y": normal(4, 2)}, x, y)
+
+
+def test_indices_beyond_the_embedding_are_told_with_the_inputs_name() -> None:
+    ids = InputSpec("ids", "int64", ("N", "T"), table=10)
+    assert from_arrays(np.array([[0, 9, -10]]), [ids]).samples == 1
+    text = message(np.array([[0, 1], [2, 10]]), ids)
+    assert "input 'ids' has indices from 0 to 10" in text
+    assert "has 10 rows" in text
+    assert "index (1, 1)" in text
 
 
 def test_inputs_whose_first_axes_differ_are_fed_whole() -> None:

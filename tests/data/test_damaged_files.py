@@ -16,28 +16,29 @@ from hypothesis import strategies as st
 
 from data_helpers import ROWS, counting, fed, message, normal, saved
 from lsuv_cli.data import files as datafiles
-from lsuv_cli.data.batches import InputSpec, read
+from lsuv_cli.data.batches import InputSpec
+from lsuv_cli.data.reading import read
 from lsuv_cli.errors import DataError
 from lsuv_cli.memory import available_memory
 
 
 def test_a_missing_file_says_what_is_expected(tmp_path: Path) -> None:
-    assert "c.npy: no such file; give an .npy or .npz file or a directory" in message([f"{tmp_path}/c.npy"], ROWS)
+    assert "c.npy: no such file; give an .npy, .npz, .safetensors or .pb file or a directory" in message(
+        [f"{tmp_path}/c.npy"], ROWS
+    )
 
 
 def test_an_unknown_extension(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("1,2")
-    assert "c.csv: not an .npy or .npz file; save the data with numpy.save" in message([f"{tmp_path}/c.csv"], ROWS)
+    assert "c.csv: not an .npy, .npz, .safetensors or .pb file; save the data with numpy.save" in message(
+        [f"{tmp_path}/c.csv"], ROWS
+    )
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
-    assert "no .npy or .npz files in this directory" in message([str(tmp_path)], ROWS)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "c.npy")
-    assert "not an .npy or .npz file" in message([f"{tmp_path}/c.npy"], ROWS)
+    assert "no .npy, .npz, .safetensors or .pb files, images or test_data_set_* in this directory" in message(
+        [str(tmp_path)], ROWS
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from data_helpers import IDS, ROWS, fed, lengths, message, normal, saved
-from lsuv_cli.data.batches import InputSpec, read
+from lsuv_cli.data.batches import InputSpec
+from lsuv_cli.data.reading import read
 
 
 def test_an_npy_file_is_fed_to_the_only_input(tmp_path: Path) -> None:

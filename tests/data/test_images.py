@@ -174,3 +174,20 @@ def test_a_model_that_takes_no_images(folder):
     done = lsuv("inspect", _saved(folder, proto), "--data", folder)
     assert done.code == 2
     assert "images do not fit input 'x'" in done.err
+
+
+def test_a_single_image(folder):
+    pixels = noise(8, 8, 3)
+    Image.fromarray(pixels).save(folder / "a.png")
+    expect(measured(network(), folder / "a.png"), pixels / 255.0)
+
+
+def test_class_subfolders_are_taken_in_turn(folder):
+    pixels = {}
+    for k, name in enumerate(["cats/1", "cats/2", "dogs/1", ".hidden/1"]):
+        (folder / name).parent.mkdir(exist_ok=True)
+        pixels[name] = noise(8, 8, 3, seed=k)
+        Image.fromarray(pixels[name]).save(folder / f"{name}.png")
+    seen = [pixels[name] for name in ("cats/1", "dogs/1", "cats/2")]
+    expect(measured(network(), folder), np.stack(seen) / 255.0)
+    expect(measured(network(), folder, limit=2), np.stack(seen[:2]) / 255.0)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from data_helpers import IDS, IMAGES, ROWS, counting, message, normal, saved
-from lsuv_cli.data.batches import InputSpec, from_arrays, read
+from lsuv_cli.data.batches import InputSpec, from_arrays
+from lsuv_cli.data.reading import read
 
 # Names
 

@@ -1,0 +1,295 @@
+"""Models without weights, filled by three tools: how many compute finite numbers, and how far activations spread.
+
+    python benchmarks/weightless.py export FOLDER       # 50 graphs with data (PyTorch, torchvision, timm, transformers)
+    python benchmarks/weightless.py run FOLDER          # strips, fills and measures each; goes on where it stopped
+    python benchmarks/weightless.py table               # the table in benchmarks/README.md, from the results
+
+The graphs are onnx's nine light models (the architectures of ResNet-50, VGG-19 and their like, whose weights are
+constants of a shape) and networks of tests/home/networks.py, exported with the weights that PyTorch gives them. Each is
+stripped by `lsuv strip` and filled by
+
+- `lsuv`: `lsuv init` with random data, LSUV and roles;
+- `polygraphy`: `polygraphy surgeon weight-reconstruct`, N(0, 1) for every marked initializer;
+- `uniform`: the idea of onnxruntime's `onnx_randomizer.py`, uniform numbers between the least and the greatest value of
+  a tensor. This needs the model as it was before it was stripped; the light models have no values, there -1 to 1.
+
+Measured in onnxruntime without optimizers, on other samples than those that `lsuv` was given, at every layer's output
+and every output of the graph: whether all are finite, in float32 and, after onnxruntime's converter, in float16; and
+the largest standard deviation of a layer's output over the smallest, as a power of ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+import lsuv_cli
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "weightless.json"
+TOOLS = ("lsuv", "polygraphy", "uniform")
+GRAPHS = 50
+SAMPLES = 8  # for `lsuv init`
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
+
+Array = np.ndarray
+Feeds = Mapping[str, Array]
+
+
+# The graphs
+
+
+def export(folder: Path) -> None:
+    """Write NAME.onnx and NAME.npz for every graph."""
+    folder.mkdir(parents=True, exist_ok=True)
+    light = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
+    for path in light:
+        name = path.stem.removeprefix("light_")
+        if not (folder / f"{name}.npz").exists():
+            proto = with_initializers(onnx.load(path))
+            onnx.save(proto, folder / f"{name}.onnx")
+            saved(folder / f"{name}.npz", drawn(proto, 1))
+            print(name, flush=True)
+    sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "home")]
+    import round_trip  # type: ignore[import-not-found,unused-ignore]
+    from networks import NETWORKS  # type: ignore[import-not-found,unused-ignore]
+
+    for network, build in NETWORKS.items():
+        if len(list(folder.glob("*.npz"))) >= GRAPHS:
+            break
+        name = network.replace(" ", "_").replace(",", "")
+        if (folder / f"{name}.npz").exists():
+            continue
+        try:
+            module, batch = build()
+            path = round_trip.export(module, batch, folder / f"{name}.onnx", "dynamo", folded=True)
+            saved(folder / f"{name}.npz", round_trip.feeds(path, module, batch))
+            print(name, flush=True)
+        except Exception as problem:  # a network that this version of PyTorch does not export
+            print(f"{name} was not exported: {type(problem).__name__}", flush=True)
+
+
+def saved(path: Path, feeds: Feeds) -> None:
+    arrays: dict[str, Any] = dict(feeds)
+    np.savez(path, **arrays)
+
+
+def with_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A light model with an initializer in the place of every weight that ConstantOfShape makes."""
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    kept = []
+    for node in proto.graph.node:
+        if node.op_type != "ConstantOfShape" or node.input[0] not in stored:
+            kept.append(node)
+            continue
+        value = numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, np.float32)
+        array = np.full(stored[node.input[0]], value[0], value.dtype)
+        proto.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.ir_version = max(proto.ir_version, 4)
+    return proto
+
+
+def drawn(proto: onnx.ModelProto, seed: int) -> dict[str, Array]:
+    """Standard normal numbers for each input."""
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    rng = np.random.default_rng(seed)
+    shapes = {
+        i.name: [d.dim_value or 1 for d in i.type.tensor_type.shape.dim]
+        for i in proto.graph.input
+        if i.name not in stored
+    }
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+# The tools
+
+
+def by_lsuv(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
+    data: Any = "random"
+    if any(array.dtype.kind != "f" for array in feeds.values()):
+        # Token ids and masks as the exported graph wants them; other numbers than those that are measured on.
+        rng = np.random.default_rng(7)
+        data = {k: rng.permuted(v, axis=0) if v.dtype.kind != "b" else v for k, v in feeds.items()}
+    lsuv_cli.initialize(small, data, output=target, limit=SAMPLES, force=True)
+
+
+def by_polygraphy(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
+    tool = str(Path(sys.executable).with_name("polygraphy"))
+    command = [tool, "surgeon", "weight-reconstruct", str(small), "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True)
+    # It reads marked initializers only; what is marked in Constant nodes is filled the same way.
+    proto = onnx.load(target)
+    rng = np.random.default_rng(0)
+    for node in proto.graph.node:
+        for held in node.attribute:
+            if held.type == onnx.AttributeProto.TENSOR and "TRT_WEIGHTLESS" in held.t.doc_string:
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(held.t.data_type)
+                held.t.CopyFrom(numpy_helper.from_array(rng.standard_normal(tuple(held.t.dims)).astype(dtype)))
+    onnx.save(proto, target)
+
+
+def by_uniform(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
+    proto, stripped = onnx.load(given), set(lsuv_cli.strip(given).roles)
+    rng = np.random.default_rng(0)
+    for tensor in proto.graph.initializer:
+        if tensor.name not in stripped:
+            continue
+        array = numpy_helper.to_array(tensor)
+        low, high = (-1.0, 1.0) if array.min() == array.max() else (float(array.min()), float(array.max()))
+        tensor.CopyFrom(numpy_helper.from_array(rng.uniform(low, high, array.shape).astype(array.dtype), tensor.name))
+    onnx.save(proto, target)
+
+
+FILL: dict[str, Callable[[Path, Path, Feeds, Path], None]] = {
+    "lsuv": by_lsuv,
+    "polygraphy": by_polygraphy,
+    "uniform": by_uniform,
+}
+
+
+# Measurement
+
+
+def measured(path: Path, feeds: Feeds, half: bool) -> dict[str, Any]:
+    """Whether all layers' outputs and the graph's outputs are finite, and the spread of the layers' outputs."""
+    import onnxruntime as ort
+
+    exposed = lsuv_cli.expose(path)
+    proto = exposed.model
+    assert proto is not None
+    if half:
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        proto = convert_float_to_float16(proto, keep_io_types=True, disable_shape_infer=True)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    values = dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    floats = [np.asarray(v, np.float64) for v in values.values() if np.asarray(v).dtype.kind == "f"]
+    layers = [np.asarray(values[name], np.float64) for name in exposed.outputs.values()]
+    finite = all(bool(np.isfinite(value).all()) for value in floats)
+    stds = [float(value.std()) for value in layers] if finite else []
+    spread = math.log10(max(stds) / min(stds)) if stds and min(stds) > 0 else None
+    return {"finite": finite, "spread": spread, "layers": len(layers)}
+
+
+def run(folder: Path) -> None:
+    """Strip, fill and measure every graph that has no result yet."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"graphs": {}}
+    results["versions"] = versions()
+    for data in sorted(folder.glob("*.npz"), key=lambda path: path.with_suffix(".onnx").stat().st_size):
+        name = data.stem
+        if name in results["graphs"]:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            results["graphs"][name] = one(data.with_suffix(".onnx"), dict(np.load(data)), Path(scratch))
+        print(name, json.dumps(results["graphs"][name]), flush=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def one(given: Path, feeds: Feeds, scratch: Path) -> dict[str, Any]:
+    small, target = scratch / "small.onnx", scratch / "filled.onnx"
+    entry: dict[str, Any] = {}
+    lsuv_cli.strip(given, small)
+    entry["bytes"] = {"given": given.stat().st_size, "stripped": small.stat().st_size}
+    # That it can be written about as kilobytes is no merit of compression: compressed weights stay megabytes.
+    entry["bytes"]["stripped_zlib"] = len(zlib.compress(small.read_bytes()))
+    for tool in TOOLS:
+        try:
+            FILL[tool](small, given, feeds, target)
+            entry[tool] = {"float32": measured(target, feeds, half=False)}
+        except Exception as problem:
+            entry[tool] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"}
+            continue
+        try:
+            entry[tool]["float16"] = measured(target, feeds, half=True)
+        except Exception as problem:
+            entry[tool]["float16"] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"}
+    return entry
+
+
+def versions() -> dict[str, str]:
+    import importlib.metadata as metadata
+
+    known = {}
+    for package in ("onnx", "onnxruntime", "polygraphy", "torch", "torchvision", "timm", "transformers", "numpy"):
+        try:
+            known[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+# The table
+
+
+def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for each tool: finite in float32, in float16, median and largest spread."""
+    graphs = results["graphs"].values()
+    runs_half = [g for g in graphs if any(g[tool].get("float16", {}).get("finite") for tool in TOOLS)]
+    for tool in TOOLS:
+        whole = [g[tool]["float32"] for g in graphs if "float32" in g[tool]]
+        half = [g[tool].get("float16", {}) for g in runs_half]
+        spreads = [w["spread"] for w in whole if w["spread"] is not None]
+        yield (
+            tool,
+            f"{sum(w['finite'] for w in whole)} of {len(results['graphs'])}",
+            f"{sum(bool(h.get('finite')) for h in half)} of {len(runs_half)}",
+            f"{statistics.median(spreads):.1f}" if spreads else "",
+            f"{max(spreads):.1f}" if spreads else "",
+        )
+
+
+def table(results: Mapping[str, Any]) -> str:
+    head = ("filled by", "finite in float32", "finite in float16", "spread, median", "spread, largest")
+    lines = [head, ("---",) * len(head), *rows(results)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+START, END = "<!-- weightless -->\n", "<!-- end of weightless -->\n"
+
+
+def with_table(readme: str, results: Mapping[str, Any] | None) -> str:
+    """benchmarks/README.md with the table of these results between its marks."""
+    before, rest = readme.split(START)
+    text = "Not run yet.\n" if results is None else f"\n{table(results)}\n"
+    return before + START + text + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Models without weights, filled by three tools.")
+    parser.add_argument("what", choices=["export", "run", "table"])
+    parser.add_argument("folder", type=Path, nargs="?")
+    asked = parser.parse_args()
+    if asked.what == "table":
+        page, results = HERE / "README.md", json.loads(RESULTS.read_text())
+        page.write_text(with_table(page.read_text(), results))
+        print(table(results), end="")
+    elif asked.folder is None:
+        parser.error("a folder for the graphs is needed")
+    else:
+        (export if asked.what == "export" else run)(asked.folder)
+        if asked.what == "export":
+            run(asked.folder)  # TEMPORARY
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Models without weights: each stripped tensor keeps its name, type, shape and role, and has no values.
+
+The format is ordinary ONNX: a stripped TensorProto has `dims`, `data_type` and `name` as before, empty `raw_data`, and
+the doc_string `lsuv.stripped ROLE TRT_WEIGHTLESS/`. The last word is the mark of Polygraphy's `surgeon weight-strip`:
+its `weight-reconstruct` reads the file too, and what Polygraphy stripped is read here. Programs that look at the
+structure open such a file; onnxruntime refuses it, so that nobody runs it by mistake.
+
+1. Every float tensor of more than `larger_than` values is stripped, wherever it is stored, and so are tensors of 8 and
+   fewer bits, which are quantized weights. Integers of 16 and more bits are shapes and indices, and are kept.
+2. What is structure (roles.py) and what `keep` matches is kept.
+3. Graphs for training (training_info) hold further tensors and are removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
+
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.model import roles
+from lsuv_cli.model.file import VALUES, ModelFile, byte_size, embed, is_external, is_stripped, stripped_mark, tensors
+from lsuv_cli.model.flatten import nodes_inside
+from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.roles import Role
+
+FLOATS = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "COMPLEX64", "COMPLEX128"}
+NARROW = {"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2",
+          "FLOAT8E5M2FNUZ", "FLOAT8E8M0", "FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"}  # fmt: skip
+STRIPPABLE = {getattr(TensorProto, name) for name in FLOATS | NARROW if hasattr(TensorProto, name)}
+QUANTIZED = {getattr(TensorProto, name) for name in NARROW if hasattr(TensorProto, name)}
+FLOAT_LIST = 16  # values of a list in an attribute that a warning names
+INTEGERS = 4096  # values of a kept tensor of integers that a warning names
+
+
+@dataclass
+class Stripped:
+    """What was stripped: tensor -> role, their bytes, the tensors that were kept, and warnings."""
+
+    roles: dict[str, Role] = field(default_factory=dict)
+    bytes: int = 0
+    kept: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) -> Stripped:
+    """Strip a model in place; afterwards none of its tensors is in an external file."""
+    done = Stripped()
+    model = file.proto
+    _tensors_for_lists(model)
+    by_id = {id(graph.tensors[name]): role for name, role in roles.roles(graph).items()}
+    matched: set[str] = set()
+    for number, tensor in enumerate(tensors(model)):
+        name = tensor.name or f"constant {number}"
+        hits = [pattern for pattern in keep if fnmatchcase(tensor.name, pattern)]
+        matched.update(hits)
+        role = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
+        if is_stripped(tensor):
+            done.roles[name] = role
+        elif _is_large(tensor, larger_than) and not hits and not _is_structure(file, tensor, role):
+            done.bytes += byte_size(tensor)
+            done.roles[name] = role
+            _empty(tensor, role)
+        else:
+            if math.prod(tensor.dims) > 1 and tensor.data_type in STRIPPABLE:
+                done.kept.append(name)
+            if is_external(tensor):
+                embed(tensor, file.place(tensor).read())
+    for pattern in keep:
+        if pattern not in matched:
+            raise LsuvError(f"`keep` {pattern!r} matches no tensor; give the name of one, or a pattern")
+    file.ranges.clear()
+    file.absent.clear()
+    done.warnings += _warnings(model)
+    del model.training_info[:]
+    return done
+
+
+def role_of(tensor: TensorProto, by_readers: Role) -> Role:
+    """A tensor's role by its type too: narrow integers that are no zero points are quantized weights."""
+    return Role.QUANTIZED if tensor.data_type in QUANTIZED and by_readers is not Role.BIAS else by_readers
+
+
+def _is_large(tensor: TensorProto, larger_than: int) -> bool:
+    return tensor.data_type in STRIPPABLE and math.prod(tensor.dims) > larger_than
+
+
+def _is_structure(file: ModelFile, tensor: TensorProto, role: Role) -> bool:
+    if role is Role.STRUCTURE:
+        return True
+    added = role in {Role.BIAS, Role.TABLE} and tensor.data_type not in QUANTIZED
+    return added and roles.is_mask(file.array(tensor))
+
+
+def _empty(tensor: TensorProto, role: Role) -> None:
+    for values in (*VALUES, "external_data", "data_location", "metadata_props"):
+        if values in tensor.DESCRIPTOR.fields_by_name:
+            tensor.ClearField(values)
+    tensor.raw_data = b""
+    tensor.doc_string = stripped_mark(role)
+
+
+def _tensors_for_lists(model: onnx.ModelProto) -> None:
+    """Let Constant nodes hold tensors where they hold lists of floats, so that these can be stripped as well."""
+    for node in _nodes(model):
+        for held in node.attribute:
+            if node.op_type == "Constant" and held.name == "value_floats" and not held.ref_attr_name:
+                tensor = numpy_helper.from_array(_floats(held), node.output[0])
+                held.CopyFrom(onnx.helper.make_attribute("value", tensor))
+
+
+def _floats(held: AttributeProto) -> roles.Array:
+    import numpy as np
+
+    return np.array(held.floats, np.float32)
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[NodeProto]:
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        yield node
+        yield from nodes_inside(node)
+
+
+def _warnings(model: onnx.ModelProto) -> Iterator[str]:
+    if model.training_info:
+        yield "graphs for training hold tensors of their own and were removed"
+    for node in _nodes(model):
+        for held in node.attribute:
+            if len(held.floats) > FLOAT_LIST:
+                yield (
+                    f"node {node.name!r} ({node.op_type}) has {len(held.floats)} numbers in its attribute "
+                    f"{held.name!r}, which is no tensor and was kept"
+                )
+    for tensor in tensors(model):
+        if tensor.data_type not in STRIPPABLE and math.prod(tensor.dims) > INTEGERS:
+            yield f"tensor {tensor.name!r} of {math.prod(tensor.dims):,} integers was kept"

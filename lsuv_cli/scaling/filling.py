@@ -1,0 +1,115 @@
+"""Values for tensors that have none, by their role: norms 1 and 0, embeddings and weights drawn from the seed.
+
+Each tensor's random stream depends on the seed and its name alone, and the numbers come from numpy's generator, not
+through BLAS. The orthonormal weights that LSUV makes afterwards do go through BLAS: on one machine equal seeds give
+equal bytes, between builds of BLAS the weights differ by rounding (docs/how-it-works.md).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from lsuv_cli.errors import ModelError
+from lsuv_cli.memory import available_memory
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import roles
+from lsuv_cli.model.file import BITS, ModelFile, byte_size, embed
+from lsuv_cli.model.places import Range
+from lsuv_cli.model.roles import Role
+from lsuv_cli.model.stripping import STRIPPABLE, role_of
+from lsuv_cli.scaling.weights import stream
+
+Array = NDArray[Any]
+
+CONSTANTS = {
+    Role.VARIANCE: 1.0, Role.SCALE: 1.0, Role.BIAS: 0.0, Role.SLOPE: 0.25, Role.QUANTUM: 1 / 32, Role.STRUCTURE: 1.0,
+}  # fmt: skip
+TABLE_STD = 0.02
+QUANTIZED_STD = 32.0  # of the sum over the fan-in
+EMBEDDED = 1 << 30  # bytes; a model with more missing values keeps them in a data file
+
+
+def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
+    """Give values to every tensor that has none, in place; one line about what was made.
+
+    Values of more than EMBEDDED bytes in all go to a file in the directory `scratch`, if there is one.
+    """
+    of_graph = graphs.build(file.proto, file)
+    by_id = {id(of_graph.tensors[name]): role for name, role in roles.roles(of_graph).items()}
+    total = sum(byte_size(tensor) for tensor in file.absent)
+    if scratch is None and total > available_memory() // 2:
+        raise ModelError(
+            f"{file.name}: the values to make have {total:,} bytes; give a file to write them to (`output`)"
+        )
+    store = _Store(file, scratch if total > EMBEDDED else None)
+    found: dict[str, Role] = {}
+    for number, tensor in enumerate(file.absent):
+        if tensor.data_type not in STRIPPABLE:
+            raise ModelError(
+                f"{file.name}: tensor {tensor.name!r} of integers has no values, which cannot be made up; give the "
+                "model with its data"
+            )
+        name = tensor.name or f"constant {number}"
+        found[name] = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
+        store.put(tensor, values(found[name], tuple(tensor.dims), seed, name))
+    file.absent.clear()
+    return f"{len(found)} tensors had no values and were made by their role: {roles.counted(found)}"
+
+
+def values(role: Role, shape: tuple[int, ...], seed: int, name: str) -> Array:
+    """The values of a role, float32, for a tensor of this shape."""
+    if role in CONSTANTS:
+        return np.full(shape, CONSTANTS[role], np.float32)
+    numbers = stream(seed, name).standard_normal(shape, np.float32)
+    # A matrix may be stored transposed. The longer axis as fan-in gives outputs of variance 1 or less.
+    reach = shape[-1] if role is Role.TIED else max(shape) if len(shape) == 2 else max(math.prod(shape[1:]), 1)
+    match role:
+        case Role.EMBEDDING:
+            return numbers
+        case Role.TABLE:
+            numbers *= np.float32(TABLE_STD)
+        case Role.QUANTIZED:
+            numbers *= np.float32(max(QUANTIZED_STD / math.sqrt(reach), 1.0))
+            np.rint(numbers, out=numbers)
+        case _:
+            numbers *= np.float32(1 / math.sqrt(reach))
+    return numbers
+
+
+class _Store:
+    """Where values go: into the model, or into a data file beside it."""
+
+    def __init__(self, file: ModelFile, scratch: Path | None) -> None:
+        self.file = file
+        self.path = None if scratch is None else scratch / "filled.data"
+        self.end = 0
+
+    def put(self, tensor: TensorProto, numbers: Array) -> None:
+        """Store values in the tensor's own type."""
+        tensor.ClearField("doc_string")
+        data = _raw(tensor, numbers)
+        if self.path is None:
+            embed(tensor, data)
+            return
+        with self.path.open("r+b" if self.path.exists() else "w+b") as stored:
+            stored.seek(self.end)
+            stored.write(data)
+        self.file.put(tensor, Range(self.path, self.end, len(data)))
+        self.end += len(data)
+
+
+def _raw(tensor: TensorProto, numbers: Array) -> bytes:
+    """Values as bytes of the tensor's type; unsigned integers around the middle of their range."""
+    if tensor.data_type in BITS:
+        return bytes(byte_size(tensor))  # packed integers: zeros
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        numbers = np.clip(numbers + (128 if dtype == np.uint8 else 0), limits.min, limits.max)
+    return np.ascontiguousarray(numbers.astype(dtype)).tobytes()
