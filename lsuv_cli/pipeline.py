@@ -201,7 +201,9 @@ class Job:
     ) -> tuple[dict[str, Array] | None, Carried | None]:
         """The tensors for a file of weights, by value or by name, and an account of them."""
         if matched is not None:
-            return carrying.carry(matched, prepared.graph, prepared.graph.array)
+            tensors, account, warnings = carrying.carry(matched, prepared.graph, prepared.graph.array)
+            self.warnings += warnings
+            return tensors, account
         if homes is None:
             return None, None
         self.warnings += named.assumed(prepared, homes)

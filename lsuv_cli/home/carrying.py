@@ -27,9 +27,11 @@ from lsuv_cli.report import Carried, NotCarried
 
 Array = NDArray[Any]
 
+FEW_VALUES = 8  # a tensor of no more different values may equal another one by chance
 
-def carry(matching: Matching, graph: Graph, read: Read) -> tuple[dict[str, Array], Carried]:
-    """The whole checkpoint with the edited model's values, and the counts for the report."""
+
+def carry(matching: Matching, graph: Graph, read: Read) -> tuple[dict[str, Array], Carried, list[str]]:
+    """The whole checkpoint with the edited model's values, the counts for the report, and warnings."""
     return _Carrier(matching, graph, read).run()
 
 
@@ -44,6 +46,7 @@ class _Carrier:
         self.places = {use.place for use in self.changed}
         self.origins = dict(matching.origins)
         self.failed: dict[Place, str] = {}
+        self.followed: dict[str, str] = {}  # unread copy -> the tensor whose new values it was given
 
     def value(self, name: str) -> Array:
         value = self.graph.known(name)
@@ -56,7 +59,7 @@ class _Carrier:
     def tensor(self, key: str) -> Array:
         return self.after.get(key, self.before[key])
 
-    def run(self) -> tuple[dict[str, Array], Carried]:
+    def run(self) -> tuple[dict[str, Array], Carried, list[str]]:
         self.settle_equal()
         for use in self.changed:
             self.write(use)
@@ -66,7 +69,18 @@ class _Carrier:
         self.settle_unread()
         same = self.matching.checkpoint.same
         tensors = {key: self.tensor(same.get(key, key)) for key in self.before}
-        return tensors, self.summary()
+        return tensors, self.summary(), self.warnings()
+
+    def warnings(self) -> list[str]:
+        """A warning if tensors that the model does not read were given new values, as copies of others."""
+        if not self.followed:
+            return []
+        (copy, first), *more = self.followed.items()
+        others = f", and {len(more)} more like it" if more else ""
+        return [
+            f"{copy} equals {first} in the checkpoint and was given its new values too{others}: the exporter may have "
+            "merged them; if the copy is one by design (a target network, an anchor), copy it again or restore it"
+        ]
 
     def write(self, use: Use) -> None:
         """Write the values of one use to the checkpoint tensors that its old values came from."""
@@ -108,8 +122,8 @@ class _Carrier:
         """Give unread copies of a tensor the new values of the copies that uses read.
 
         A copy that no use reads was merged with the others by the exporter, or the network does not use it. Copies of
-        random values get the same new values in both cases. Tensors of one repeated value may be equal by chance, so
-        there nothing is written.
+        random values get the same new values in both cases, and a warning names them. Tensors of a few values that
+        repeat (ones, an identity matrix) may be equal by chance, so there nothing is written.
         """
         claimed = {key for use in self.matching.uses for key in keys_of(self.origins.get(use.place))}
         for copies in self.matching.copies:
@@ -118,12 +132,13 @@ class _Carrier:
             first = self.after.get(read[0]) if read else None
             if first is None or not unread:
                 continue
-            if copies.plain:
+            if copies.plain or len(np.unique(self.before[read[0]])) <= FEW_VALUES:
                 for use in (use for use in self.changed if set(read) & set(keys_of(self.origins.get(use.place)))):
-                    self.failed[use.place] = f"{unread[0]} has the same values, all equal, and may be merged with it"
+                    self.failed[use.place] = f"{unread[0]} has the same few values, and may be merged with it"
                 self.revert(read)
             elif all(np.array_equal(self.tensor(key), first) for key in read):
                 self.after |= dict.fromkeys(unread, first)
+                self.followed |= dict.fromkeys(unread, read[0])
 
     def leave_half_folded(self) -> None:
         """A weight with a folded BatchNorm is carried only together with its bias."""

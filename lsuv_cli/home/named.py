@@ -62,16 +62,24 @@ def collect(prepared: Prepared, homes: Homes, recurrent: bool) -> tuple[dict[str
 
 
 def assumed(prepared: Prepared, homes: Homes) -> list[str]:
-    """A warning if any weight is named after its module's scope alone."""
+    """Warnings about weights that have no name in the file: what they are named after, and when that is wrong."""
     uses = [homes.of(layer.output, "weight") for layer in prepared.layers.layers]
-    found = [part.name for home in uses if home.assumed for part in home.parts]
-    if not found:
-        return []
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return [
-        f"{found[0]}{more}: named after the module's scope alone, which leaves out containers that are not called; "
-        "load_state_dict(..., strict=False).unexpected_keys must be empty"
-    ]
+    warnings = []
+    if taken := [part.name for home in uses if home.taken for part in home.parts]:
+        warnings.append(
+            f"{_and_more(taken)}: the exporter's folding took the name, so it is taken for the module's weight, "
+            "transposed; wrong if the module multiplies or computes its weight (a gain, a mask): then use `like`"
+        )
+    if found := [part.name for home in uses if home.assumed for part in home.parts]:
+        warnings.append(
+            f"{_and_more(found)}: named after the module's scope alone, which leaves out containers that are not "
+            "called; load_state_dict(..., strict=False).unexpected_keys must be empty"
+        )
+    return warnings
+
+
+def _and_more(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def _changed(prepared: Prepared, homes: Homes, recurrent: bool) -> Iterator[Changed]:

@@ -70,6 +70,7 @@ class Home:
     parts: tuple[Part, ...] = ()
     reason: str = ""
     assumed: bool = False  # named after its scope alone
+    taken: bool = False  # without a name in the file: taken for the weight of the module that its bias belongs to
     before: Array | None = None  # the exported value; of biases and statistics only
 
 
@@ -244,7 +245,7 @@ class _Finder:
             else:
                 continue
             if name not in self.real:
-                homes[layer.output, "weight"] = Home((Part(name, _out_in(layer)),), assumed=assumed)
+                homes[layer.output, "weight"] = Home((Part(name, _out_in(layer)),), assumed=assumed, taken=True)
         if not homes and f"{module}.out_proj.weight" in {layer.weight.base for layer in self.found.layers}:
             homes |= _attention(module, group)
             for (output, kind), home in list(homes.items()):

@@ -9,7 +9,7 @@ import numpy as np
 
 from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import Layer
-from lsuv_cli.model.random_ops import drops
+from lsuv_cli.model.random_ops import RANDOM_OPS, drops
 
 # A factor outside this range could take a chain of pending scales out of float32's range.
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
@@ -67,6 +67,12 @@ def training_mode(graph: Graph) -> Iterator[str]:
         yield (
             f"{dropping} Dropout {nodes} in training mode: values are dropped at random, the same ones in calibration "
             "and verification, and the variances are those of training"
+        )
+    drawing = sorted({node.op_type for node in graph.nodes if node.op_type in RANDOM_OPS})
+    if drawing:
+        yield (
+            f"{', '.join(drawing)} draws random numbers, the same ones in calibration and verification; elsewhere "
+            "others are drawn, and the variances are as near to the target as the number of samples allows"
         )
     norms = [node for node in graph.nodes if node.op_type == "BatchNormalization"]
     training = sum(bool(attribute(node, "training_mode", 0)) for node in norms)

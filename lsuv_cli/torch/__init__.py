@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -57,7 +57,9 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
         behind: tuple[NotCarried, ...] = ()
         while True:
             try:
-                return _brought_home(net, given, done, chosen, behind, dropped)
+                report = _brought_home(net, given, done, chosen, behind, dropped)
+                _put_back(net, done.buffers)
+                return report
             except _LeftBehind as left:
                 behind = left.tensors
                 again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
@@ -66,10 +68,18 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
 
 @dataclass(frozen=True)
 class _Done:
-    """The initialized ONNX model, and the exporter that it came from."""
+    """The initialized ONNX model, the exporter that it came from, and the buffers as they are to be."""
 
     initialized: Initialized
     dynamo: bool
+    buffers: Mapping[str, torch.Tensor]
+
+
+def _put_back(net: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Give buffers that a forward pass changes (counters, running statistics) the values they had before."""
+    for name, buffer in net.named_buffers():
+        if name in buffers and buffer.shape == buffers[name].shape:
+            buffer.copy_(buffers[name].to(buffer))
 
 
 class _LeftBehind(Exception):
@@ -100,9 +110,12 @@ def _brought_home(
             raise _LeftBehind(left)
         carried = Carried(carried.tensors, carried.total + len(behind), (*behind, *carried.left))
         report = replace(done.initialized.report, model=type(net).__name__, carried=carried)
-        home = calls.matched(net, report.layers, calls.measure(net, given))
         layers = _restored(report, carried, settings)
-        entries = tuple(_judged(layer, home.get(k), settings) for k, layer in enumerate(layers))
+        try:
+            home = calls.matched(net, report.layers, calls.measure(net, given))
+            entries = tuple(_judged(layer, home.get(k), settings) for k, layer in enumerate(layers))
+        except calls.PathsDiffer:
+            entries = tuple(_not_known(layer) for layer in layers)
         warnings = (*report.warnings, *dropped, *_unmeasured(entries))
         return replace(report, layers=entries, warnings=warnings, settings=settings.to_json())
 
@@ -110,11 +123,15 @@ def _brought_home(
 def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> _Done:
     """The initialized ONNX model, from the first exporter with which export and initialization succeed."""
     reasons: dict[str, str] = {}
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     for way in (False, True) if dynamo is None else (dynamo,):
         try:
             with export.exported(net, given[0], dynamo=way) as model:
+                _put_back(net, buffers)
                 feeds = [export.feeds(call, model) for call in given]
-                return _Done(api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings), way)
+                made = api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings)
+                weights = made.weights or {}
+                return _Done(made, way, {name: loading.tensor(weights[name]) for name in buffers if name in weights})
         except FAILED as problem:
             reasons[f"dynamo={way}"] = str(problem)
     if len(set(reasons.values())) == 1:
@@ -155,6 +172,14 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
         note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
         return replace(found, status=Status.OUTSIDE, notes=(*layer.notes, note))
     return found
+
+
+def _not_known(layer: LayerReport) -> LayerReport:
+    """The entry of a layer of a network whose batches take different paths, of which the file has one."""
+    if layer.status not in {Status.OK, Status.TIED}:
+        return layer
+    note = "batches take different paths through the network, and the export has the path of the first batch alone"
+    return replace(layer, status=Status.OUTSIDE, notes=(*layer.notes, note))
 
 
 def _unmeasured(layers: Sequence[LayerReport]) -> list[str]:

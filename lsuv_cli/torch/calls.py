@@ -55,8 +55,12 @@ class Measured:
         return replace(self, count=count, mean=mean, square=square)
 
 
+class PathsDiffer(Exception):
+    """Two batches lead to different calls: what was exported with one of them is not the whole network."""
+
+
 def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
-    """All calls in execution order; empty if two batches lead to different calls, which cannot be merged."""
+    """All calls in execution order, their moments over all batches; `PathsDiffer` if batches lead to other calls."""
     total: list[Measured] = []
     with without_fast_path(), torch.no_grad():
         for k, call in enumerate(given):
@@ -66,7 +70,7 @@ def measure(net: torch.nn.Module, given: Sequence[Call]) -> list[Measured]:
             elif [(c.module, c.size) for c in found] == [(c.module, c.size) for c in total]:
                 total = [one.and_then(other) for one, other in zip(total, found, strict=True)]
             else:
-                return []
+                raise PathsDiffer
     return total
 
 

@@ -41,7 +41,8 @@ def arrays(net: torch.nn.Module) -> dict[str, Array]:
     return found
 
 
-def _tensor(values: Array) -> torch.Tensor:
+def tensor(values: Array) -> torch.Tensor:
+    """An array's values; the inverse of `array`."""
     if values.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(values))
@@ -55,7 +56,7 @@ def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
     try:
         state = net.state_dict()  # carries the modules' format versions (`_metadata`), which a plain dict lacks
         for name in state.keys() & done.weights.keys():
-            state[name] = _tensor(done.weights[name])
+            state[name] = tensor(done.weights[name])
         net.load_state_dict(state, strict=True)
         yield _assigned(net, done)
     except BaseException:  # an interruption too must leave the network as it was
@@ -111,7 +112,7 @@ def _assign(net: torch.nn.Module, place: tuple[str, str], values: Array) -> bool
     if not parametrize.is_parametrized(module, name):
         return False
     before = _copied(module)
-    wanted = _tensor(values)
+    wanted = tensor(values)
     try:
         setattr(module, name, wanted.to(getattr(module, name)))
         if torch.allclose(getattr(module, name).detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):

@@ -1,5 +1,6 @@
 """`lsuv_(net, batch)`: what it takes, what it leaves as it was, and what it says. `pytest -m torch`."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 from lsuv_cli.errors import LsuvError  # noqa: E402
+from lsuv_cli.report import Status  # noqa: E402
 from lsuv_cli.torch import lsuv_  # noqa: E402
 
 
@@ -387,3 +389,69 @@ def test_modules_that_are_called_by_forward_have_their_names(dynamo):
     report = lsuv_(Net(), data(), dynamo=dynamo)
     assert [layer.module for layer in report.layers] == ["blocks.0.fc", "blocks.1.fc"]
     assert report.exit_code == 0
+
+
+def test_batches_that_take_different_paths_are_not_called_ok():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.o = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.o(torch.relu(self.a(x) if x.mean() > 0 else self.b(x)))
+
+    report = lsuv_(Net(), [torch.randn(16, 8) + 1, torch.randn(16, 8) - 1])
+    assert {layer.status for layer in report.layers} == {Status.OUTSIDE}
+    assert "batches take different paths" in report.layers[0].notes[-1]
+
+
+def test_a_buffer_that_equals_a_weight_by_chance_keeps_its_values():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l, self.o = nn.Linear(8, 8), nn.Linear(8, 8)
+            nn.init.eye_(self.l.weight)
+            self.register_buffer("identity", torch.eye(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.o(torch.relu(self.l(x))) + self.identity[0]
+
+    net = Net()
+    report = lsuv_(net, torch.randn(64, 8))
+    assert torch.equal(net.identity, torch.eye(8))
+    assert torch.equal(net.l.weight, torch.eye(8))
+    assert [layer.status for layer in report.layers] == [Status.NOT_HOME, Status.OK]
+
+
+def test_a_copy_that_the_network_does_not_read_is_named():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online = nn.Linear(8, 8)
+            self.target = copy.deepcopy(self.online)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.online(x)
+
+    report = lsuv_(Net(), torch.randn(64, 8))
+    assert any("target.weight equals online.weight" in warning for warning in report.warnings)
+
+
+def test_buffers_that_a_forward_pass_changes_are_put_back():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(8, 8)
+            self.register_buffer("passes", torch.zeros(1))
+            self.register_buffer("mean", torch.zeros(8))
+            self.register_buffer("variance", torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += 1
+            return nn.functional.batch_norm(self.l(x), self.mean, self.variance, training=True)
+
+    net = Net()
+    lsuv_(net, torch.randn(64, 8) + 3)
+    assert not net.passes.any()
+    assert not net.mean.any()
+    assert torch.equal(net.variance, torch.ones(8))

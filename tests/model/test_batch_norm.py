@@ -79,3 +79,9 @@ def test_a_norm_that_does_more_than_multiply_is_run_as_it_is(kept):
     result = initialize(before, x)
     assert result.report.trials == 1
     assert near_one(variances(result.model, {"x": x}))
+
+
+def test_operators_that_draw_random_numbers_are_warned_about():
+    before = model("g (float[N,8] x) => (y) { n = RandomNormalLike(x) s = Add(x, n) y = MatMul(s, w) }", w=normal(8, 8))
+    warnings = initialize(before, normal(64, 8)).report.warnings
+    assert any(text.startswith("RandomNormalLike draws random numbers") for text in warnings)
