@@ -10,23 +10,27 @@ import numpy as np
 import onnx
 
 from lsuv_cli.details import Details, Histogram, LayerDetails, digits
-from lsuv_cli.layer_reports import Findings
+from lsuv_cli.layer_reports import Entries, Findings
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet
 from lsuv_cli.model.outline import outline
-from lsuv_cli.report import LayerReport
 from lsuv_cli.scaling import runtime
 from lsuv_cli.version import __version__
 
 
-def of_run(
-    graph: Graph, every: LayerSet, entries: Mapping[int, LayerReport], findings: Findings, files: Mapping[str, str]
-) -> Details:
+def of_run(graph: Graph, every: LayerSet, entries: Entries, findings: Findings, files: Mapping[str, str]) -> Details:
     """The details of a run whose report has these entries, by their nodes."""
     by_node = {layer.node: layer for layer in every.layers}
-    layers = tuple(_of_layer(graph, by_node[node], findings) if node in by_node else LayerDetails() for node in entries)
-    return Details(dict(files), _versions(), layers, outline(graph, {node: k for k, node in enumerate(entries)}))
+    layers = tuple(
+        _of_layer(graph, by_node[node], findings) if node in by_node else LayerDetails() for node, _ in entries
+    )
+    return Details(
+        dict(files),
+        _versions(),
+        layers,
+        outline(graph, {node: k for k, (node, _) in reversed(list(enumerate(entries)))}),
+    )
 
 
 def fingerprints(file: ModelFile) -> dict[str, str]:

@@ -25,6 +25,9 @@ from lsuv_cli.settings import Settings
 
 Array = NDArray[Any]
 
+Entries = Sequence[tuple[int, LayerReport]]
+"""The entries of a report in the order of execution, each with its node, or the node that has it in its body."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -51,7 +54,7 @@ def judge(moments: Moments | None, turn: Turn, tol: float) -> Status:
 
 def of_measurement(
     graph: Graph, every: LayerSet, selected: LayerSet, findings: Findings, settings: Settings | None
-) -> dict[int, LayerReport]:
+) -> Entries:
     """Node -> entry, for a model as it stands; each layer is judged by the settings, if there are any."""
     wanted = {layer.output for layer in selected.layers}
     users = layers.by_tensor(every.layers)
@@ -69,9 +72,7 @@ def of_measurement(
     return _in_order(entries, every, Status.PLANNED)
 
 
-def of_initialization(
-    prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool
-) -> dict[int, LayerReport]:
+def of_initialization(prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool) -> Entries:
     """Node -> entry, for an initialized model, or for the plan to initialize it."""
     wanted = {layer.output for layer in prepared.layers.layers}
     reasons = {item.node: item for item in prepared.layers.skipped}
@@ -114,9 +115,7 @@ def of_initialization(
     return _in_order(entries, replace(prepared.layers, layers=prepared.every.layers), recurrent)
 
 
-def judged_at_home(
-    entries: Mapping[int, LayerReport], account: Carried | None, prepared: Prepared
-) -> tuple[Mapping[int, LayerReport], Carried | None]:
+def judged_at_home(entries: Entries, account: Carried | None, prepared: Prepared) -> tuple[Entries, Carried | None]:
     """The entries and the account of carried tensors: a layer that is not carried, or behind one, is not ok.
 
     It is right in the written model, but at home the old tensor stays, and what follows sees other values.
@@ -134,12 +133,12 @@ def judged_at_home(
             notes[layer.name] = f"not carried home: {reasons[tensor]}"
         if layer.output in behind:
             notes.setdefault(layer.name, "behind a layer that is not carried home")
-    judged = {
-        node: replace(entry, status=Status.NOT_HOME, notes=(*entry.notes, notes[entry.name]))
+    judged = [
+        (node, replace(entry, status=Status.NOT_HOME, notes=(*entry.notes, notes[entry.name])))
         if entry.name in notes and entry.status in {Status.OK, Status.TIED}
-        else entry
-        for node, entry in entries.items()
-    }
+        else (node, entry)
+        for node, entry in entries
+    ]
     left = tuple(replace(item, layers=tuple(owners.get(item.name, ()))) for item in account.left)
     return judged, replace(account, left=left)
 
@@ -188,15 +187,15 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     return Status.TIED if together is Status.OK else status
 
 
-def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> dict[int, LayerReport]:
-    """Node -> entry, for layers, skipped nodes and recurrent ones in the order of execution."""
+def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> Entries:
+    """The entries of layers, skipped nodes and recurrent ones, in the order of execution."""
     known = {layer.node for layer in layer_set.layers} | {item.node for item in layer_set.recurrent}
     entries = [
         *entries,
         *((item.node, _skipped(item)) for item in layer_set.skipped if item.node not in known),
         *((item.node, _recurrent(item, recurrent)) for item in layer_set.recurrent),
     ]
-    return dict(sorted(entries, key=lambda pair: pair[0]))
+    return sorted(entries, key=lambda pair: pair[0])
 
 
 def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> LayerReport:

@@ -23,7 +23,7 @@ from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
-from lsuv_cli.layer_reports import Findings
+from lsuv_cli.layer_reports import Entries, Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, exposure, indices, layers, prepare, stripping
 from lsuv_cli.model import graph as graphs
@@ -34,7 +34,7 @@ from lsuv_cli.model.layers import LayerSet
 from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
-from lsuv_cli.report import Carried, LayerReport, Report
+from lsuv_cli.report import Carried, Report
 from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, values, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
@@ -431,7 +431,7 @@ class Job:
         self,
         graph: Graph,
         every: layers.LayerSet,
-        entries: Mapping[int, LayerReport],
+        entries: Entries,
         findings: Findings,
         files: Mapping[str, str],
     ) -> Details | None:
@@ -477,7 +477,7 @@ class Job:
     def _report(
         self,
         command: str,
-        entries: Mapping[int, LayerReport],
+        entries: Entries,
         run: _Run,
         **facts: Any,
     ) -> Report:
@@ -487,7 +487,7 @@ class Job:
             command=command,
             version=__version__,
             model=self.file.name,
-            layers=tuple(entries.values()),
+            layers=tuple(entry for _, entry in entries),
             settings=self.settings.to_json(),
             device=str(run.device),
             device_reason=run.device.reason,

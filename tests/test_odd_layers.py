@@ -34,7 +34,7 @@ KEPT: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 @pytest.mark.parametrize("kind", KEPT)
 def test_biases_of_any_rank(kind, bias):
     nodes, shapes = KEPT[kind]
-    tensors = {name: 0.5 * normal(*shape, seed=3) for name, shape in shapes.items()}
+    tensors = {name: np.float32(0.5) * normal(*shape, seed=3) for name, shape in shapes.items()}
     proto = model(f"g (float[N,8] x) => (z) {{ t = Transpose<perm=[1,0]>(x) {nodes} }}", **tensors, one=np.array([1]))
     result = initialize(proto, X, bias=bias, batch_size="all")
     (layer,) = result.report.layers

@@ -22,6 +22,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 from lsuv_cli.errors import ModelError
 
 MOST_NODES = 1_000_000  # functions that call functions can multiply without bound
+TOO_MANY = ModelError(f"the model has more than {MOST_NODES:,} nodes once its functions are written out")
 DEEPEST = 100  # bodies within bodies
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 
@@ -133,6 +134,8 @@ class _Flattener:
         self.taken = _main_names(model.graph)
 
     def run(self) -> Flat:
+        if self._count(self.model.graph.node, {}) > MOST_NODES:
+            raise TOO_MANY
         scope = _Scope(self.model.graph, "", {}, {})
         self._graph(self.model.graph, scope)
         left = {_key(node) for node in self.flat.nodes} | {
@@ -141,6 +144,24 @@ class _Flattener:
         if left & self.functions.keys():
             self.flat.functions = list(self.model.functions)  # they may call one another
         return self.flat
+
+    def _count(self, nodes: Sequence[NodeProto], known: dict[FunctionKey, int], depth: int = 0) -> int:
+        """The number of nodes once functions are written out. A recursion and what is nested too deep count as 0.
+
+        Each function is counted once, so that a bomb of functions is refused without being written out.
+        """
+        if depth > DEEPEST:
+            return 0
+        total = 0
+        for key in map(_key, nodes):
+            if key in self.functions and self.agrees[key]:
+                if key not in known:
+                    known[key] = 0
+                    known[key] = self._count(self.functions[key].node, known, depth + 1)
+                total += known[key]
+            else:
+                total += 1
+        return total
 
     def _graph(self, graph: GraphProto, scope: _Scope) -> None:
         for tensor in graph.initializer:
@@ -164,7 +185,7 @@ class _Flattener:
             else:
                 self._node(node, scope)
             if len(self.flat.nodes) > MOST_NODES:
-                raise ModelError(f"the model has more than {MOST_NODES:,} nodes once its functions are written out")
+                raise TOO_MANY
 
     def _node(self, node: NodeProto, scope: _Scope) -> None:
         copied = self._renamed(node, scope)

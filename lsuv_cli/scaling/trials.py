@@ -110,7 +110,8 @@ class Trials:
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
         """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
-        scaled = {k: turn for k, turn in self.turns.items() if turn.status is Status.OK}
+        pooled_uses = {x.output for x in self.layers if x.weight.base in self.feedback}  # their live uses decide
+        scaled = {k: t for k, t in self.turns.items() if t.status is Status.OK and k not in pooled_uses}
         # Calibration does not round to half precision, where a tiny input is zero.
         noise = {k: t for k, t in scaled.items() if k not in self.dead and (verified[k].noise or verified[k].is_zero)}
         alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}

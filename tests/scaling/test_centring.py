@@ -79,7 +79,9 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_any_form_of_bias_can_be_centred(form: str):
     body, shape, bias, axis = FORMS[form]
-    proto = model(f"g (float[40,6] x) => (float[P,Q] y) {{ {body} }}", W=normal(*shape), b=normal(*bias) + 1)
+    proto = model(
+        f"g (float[40,6] x) => (float[P,Q] y) {{ {body} }}", W=normal(*shape), b=normal(*bias) + np.float32(1)
+    )
     done = initialize(proto, ROWS, bias="center", batch_size="all")
     assert [str(layer.status) for layer in done.report.layers] == ["ok"]
     value = values(done.model, {"x": ROWS}, ["y"])["y"]
