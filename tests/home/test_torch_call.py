@@ -397,7 +397,7 @@ def test_batches_that_take_different_paths_are_not_called_ok():
             super().__init__()
             self.a, self.b, self.o = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.o(torch.relu(self.a(x) if x.mean() > 0 else self.b(x)))
 
     report = lsuv_(Net(), [torch.randn(16, 8) + 1, torch.randn(16, 8) - 1])
@@ -413,7 +413,7 @@ def test_a_buffer_that_equals_a_weight_by_chance_keeps_its_values():
             nn.init.eye_(self.l.weight)
             self.register_buffer("identity", torch.eye(8))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.o(torch.relu(self.l(x))) + self.identity[0]
 
     net = Net()
@@ -430,7 +430,7 @@ def test_a_copy_that_the_network_does_not_read_is_named():
             self.online = nn.Linear(8, 8)
             self.target = copy.deepcopy(self.online)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.online(x)
 
     report = lsuv_(Net(), torch.randn(64, 8))
@@ -446,7 +446,7 @@ def test_buffers_that_a_forward_pass_changes_are_put_back():
             self.register_buffer("mean", torch.zeros(8))
             self.register_buffer("variance", torch.ones(8))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.passes += 1
             return nn.functional.batch_norm(self.l(x), self.mean, self.variance, training=True)
 
