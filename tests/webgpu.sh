@@ -34,9 +34,12 @@ driver() { # puts the driver and what it needs into $folder
     # shellcheck disable=SC1091
     source /etc/os-release
     if [[ $ID == debian ]]; then # the mesa of bookworm itself is too old
-        local suite
+        local suite mirror # the one that this system takes its packages from
+        mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+            awk -v suite="$VERSION_CODENAME" '$2 == suite { print $1; exit }')
+        [[ -n $mirror ]] || return 1
         for suite in "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
-            echo "deb http://deb.debian.org/debian $suite main"
+            echo "deb $mirror $suite main"
         done >"$folder/sources.list"
         options+=(-o Dir::Etc::SourceList="$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null
             -o Dir::State::Lists="$lists" -t "$VERSION_CODENAME-backports")
