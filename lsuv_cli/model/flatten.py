@@ -22,7 +22,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 from lsuv_cli.errors import ModelError
 
 MOST_NODES = 1_000_000  # functions that call functions can multiply without bound
-TOO_MANY = ModelError(f"the model has more than {MOST_NODES:,} nodes once its functions are written out")
+TOO_MANY = f"the model has more than {MOST_NODES:,} nodes once its functions are written out"
 DEEPEST = 100  # bodies within bodies
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 
@@ -135,7 +135,7 @@ class _Flattener:
 
     def run(self) -> Flat:
         if self._count(self.model.graph.node, {}) > MOST_NODES:
-            raise TOO_MANY
+            raise ModelError(TOO_MANY)
         scope = _Scope(self.model.graph, "", {}, {})
         self._graph(self.model.graph, scope)
         left = {_key(node) for node in self.flat.nodes} | {
@@ -185,7 +185,7 @@ class _Flattener:
             else:
                 self._node(node, scope)
             if len(self.flat.nodes) > MOST_NODES:
-                raise TOO_MANY
+                raise ModelError(TOO_MANY)
 
     def _node(self, node: NodeProto, scope: _Scope) -> None:
         copied = self._renamed(node, scope)
