@@ -38,7 +38,7 @@ class Findings:
     given: Mapping[str, Moments] = field(default_factory=dict)  # in the model as given, if asked for
     turns: Mapping[str, Turn] = field(default_factory=dict)
     noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
-    pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
+    of_live_uses: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
     outputs: Mapping[str, Histogram] = field(default_factory=dict)  # of the verified file, if asked for
 
 
@@ -174,7 +174,7 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         # Noise takes a scale that is likely to leave the weight's type.
         return Status.DEAD if turn.status is Status.OVERFLOW and found is not None and found.noise else turn.status
     status = judge(found, turn or Turn(None, target=layer.target), settings.tol)
-    if layer.weight.base in findings.pooled:
+    if layer.weight.base in findings.of_live_uses:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}
     else:

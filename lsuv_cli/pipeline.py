@@ -419,7 +419,7 @@ class Job:
                 plan=scaled.plan,
                 turns=scaled.turns,
                 verified=scaled.verified,
-                pooled=scaled.pooled,
+                of_live_uses=scaled.of_live_uses,
                 noise=scaled.noise,
             )
         else:

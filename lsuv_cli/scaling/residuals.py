@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
@@ -146,10 +146,24 @@ class _Finder:
 class Streams:
     """The streams of one trial: what each began with, and so what each branch may add."""
 
-    def __init__(self) -> None:
+    def __init__(self, sums: Mapping[str, Sum], joint: Collection[str]) -> None:
+        self.sums, self.joint = sums, joint  # layer output -> the sum it bounds; those whose z is measured with x
         self.begins: dict[int, tuple[float, int]] = {}  # stream -> Var(x_0), and the first sum that was measured
 
-    def target(self, place: Sum, unit: float, y: Moments, measured: Moments, joint: bool) -> float:
+    def target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments], pending: float) -> float:
+        """A layer's target: its own, or the one that bounds the stream it adds to.
+
+        `pending`: the product of the scales that were pending on the layer's input when it was measured.
+        """
+        if layer.output not in self.sums:
+            return layer.target
+        place, joint = self.sums[layer.output], layer.output in self.joint
+        found = measured[place.output]
+        if joint:
+            found = found.times(pending * (layer.norm_factor or 1.0))
+        return self._bounded(place, layer.target, y, found, joint)
+
+    def _bounded(self, place: Sum, unit: float, y: Moments, measured: Moments, joint: bool) -> float:
         """The target of the last layer of a branch, `unit` without bounds.
 
         y: the layer's output as it ran. `measured`: z with x in the bias's place (`joint`), or x alone.
