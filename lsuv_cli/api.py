@@ -31,8 +31,8 @@ from lsuv_cli.settings import (
     ABOUT,
     CHECK_TOL,
     EXAMINE,
+    INSPECT,
     JUDGE,
-    LOOK,
     Bias,
     PreInit,
     Residual,
@@ -216,10 +216,10 @@ def measure(
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
-        return job.look("measure")
+        return job.as_it_stands("measure")
 
 
-@_documented(LOOK)
+@_documented(INSPECT)
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
@@ -245,7 +245,7 @@ def inspect(
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
-        return job.look("inspect", place)
+        return job.as_it_stands("inspect", place)
 
 
 def expose(
@@ -310,7 +310,7 @@ def compare(
         for name, settings in chosen.items():
             if name == PreInit.KEEP:
                 job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
-                reports[name] = job.look("measure")
+                reports[name] = job.as_it_stands("measure")
             else:
                 copy = file.copy()
                 job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)

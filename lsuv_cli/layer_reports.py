@@ -222,7 +222,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         place=layer.weight.place,
         variance=moments.variance if moments else None,
         mean=moments.mean if moments else None,
-        dead=moments.dead if moments else None,
+        dead=moments.dead_units if moments else None,
         weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
         notes=tuple(notes),
     )

@@ -271,7 +271,7 @@ class Job:
         roles_of = {name: str(role) for name, role in done.roles.items()}
         return Stripped(roles_of, done.bytes, tuple(done.kept), tuple(done.warnings), _file=draft.result)
 
-    def look(self, command: str, dump: Path | None = None) -> Report:
+    def as_it_stands(self, command: str, dump: Path | None = None) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs.
 
         With `dump`, the values themselves are written into that directory.

@@ -5,7 +5,7 @@ Imports nothing heavy: `lsuv --help` shows it at once.
 A new setting goes here and nowhere else: a field in `Settings` and its keyword in `SettingsDict` (a test compares the
 two). From the field follow the command's option, its help and its place there (cli/options.py), the keyword of the
 Python functions and its line in their docstrings (api.py), and the table in docs/python.md (docs/generate.py). A
-setting of the groups DATA and RUN is for all commands; another one is for `init` and `compare`, unless LOOK or JUDGE
+setting of the groups DATA and RUN is for all commands; another one is for `init` and `compare`, unless INSPECT or JUDGE
 names it.
 """
 
@@ -448,11 +448,11 @@ class Settings:
 ABOUT: Mapping[str, About] = {k: get_args(hint)[1] for k, hint in get_type_hints(Settings, include_extras=True).items()}
 """What is to be known about each setting, by its name, in the order of the fields."""
 
-LOOK = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclude"} or about.group in {DATA, RUN})
+INSPECT = tuple(k for k, about in ABOUT.items() if k in {"seed", "include", "exclude"} or about.group in {DATA, RUN})
 """The settings that matter where a model is only looked at."""
-COMPARE = tuple(name for name in ABOUT if name in {"target_variance", *LOOK})
+COMPARE = tuple(name for name in ABOUT if name in {"target_variance", *INSPECT})
 """The settings that `lsuv compare` has options for."""
-JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *LOOK})
+JUDGE = tuple(name for name in ABOUT if name in {"tol", "target_variance", *INSPECT})
 """The settings that matter where a model is looked at and judged."""
 EXAMINE = ("device", "threads")
 """The settings that matter where a device is examined."""

@@ -184,7 +184,7 @@ class GaugeMeter:
         variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
         error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
         trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
-        dead = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
+        dead_units = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
         mean = (gauge.shift + offset) / gauge.divisor
         # A constant output leaves a tiny variance by rounding: it counts as 0.
         if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
@@ -196,7 +196,7 @@ class GaugeMeter:
             variance / gauge.divisor**2,
             count=count,
             trusted=trusted,
-            dead=dead,
+            dead_units=dead_units,
             channel_variance=spread,
             channel_mean_square=level,
         )

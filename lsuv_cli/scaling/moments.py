@@ -90,7 +90,7 @@ class Moments:
     covariance: float = 0.0
     count: int = 0
     trusted: bool = True
-    dead: float | None = None  # fraction of the units that are never above zero, if asked for
+    dead_units: float | None = None  # fraction of the units that are never above zero, if asked for
     noise: bool = False  # the output is nothing but rounding
     begins: bool = False  # the noise begins at this layer, and not at one in front of it
     disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs

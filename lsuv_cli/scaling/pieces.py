@@ -1,4 +1,4 @@
-"""The model as it stands in pieces (stages.segments), and a run of one piece without onnxruntime's optimizers."""
+"""The model as it stands in pieces (stages.in_pieces), and a run of one piece without onnxruntime's optimizers."""
 
 from __future__ import annotations
 

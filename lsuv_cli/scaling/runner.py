@@ -59,7 +59,7 @@ class Runner:
         The run stops after the first batch if a layer's moments are not trusted: the stage is then measured again.
         """
         stage, batches = self.plan.stages[index], self.needs.batches
-        meters = [probe.meter() for probe in session.model.probes]
+        meters = [each.meter() for each in session.model.measurements]
         for number, batch in enumerate(batches):
             if number == 0:
                 self._foresee(stage, batch)

@@ -105,7 +105,7 @@ def cut(
     return Plan(stages, pending, in_front, stage_of, bounded, joint)
 
 
-def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
+def in_pieces(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
     """The plan for verification: the unchanged graph in pieces of about `limit` bytes of weights; mostly one."""
     groups: list[list[Layer]] = []
     room = 0

@@ -39,7 +39,7 @@ def layer_outputs(look: Look, layers: Sequence[Layer], needs: Pass) -> Iterator[
 
 def _outputs(look: Look, layers: Sequence[Layer], needs: Pass, retype: Retype) -> Iterator[tuple[Layer, NDArray[Any]]]:
     graph = look.graph
-    plan = stages.segments(graph, look.layers.layers, PIECE_BYTES)
+    plan = stages.in_pieces(graph, look.layers.layers, PIECE_BYTES)
     rounded = precision.stored_types(graph, needs.few, retype) if retype else {}
     runner = Runner(graph, plan, needs, retype)
     wanted = {layer.output: layer for layer in layers}

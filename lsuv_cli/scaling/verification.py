@@ -142,7 +142,7 @@ class _Measuring:
         self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
         self.wanted = wanted
         whole = _weight_bytes(look.graph) <= VERIFY_BYTES
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
+        self.plan = stages.in_pieces(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
         self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}

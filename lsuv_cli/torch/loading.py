@@ -21,6 +21,8 @@ from lsuv_cli.report import Carried
 
 Array = NDArray[Any]
 
+SAME, SAME_SMALL = 1e-3, 1e-6  # how far a parametrized tensor may be from what it was set to: relative, absolute
+
 
 def array(tensor: torch.Tensor) -> Array:
     """A tensor's values; bfloat16, which numpy lacks, as ml_dtypes.bfloat16."""
@@ -115,7 +117,7 @@ def _assign(net: torch.nn.Module, place: tuple[str, str], values: Array) -> bool
     wanted = tensor(values)
     try:
         setattr(module, name, wanted.to(getattr(module, name)))
-        if torch.allclose(getattr(module, name).detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):
+        if torch.allclose(getattr(module, name).detach().cpu().double(), wanted.double(), rtol=SAME, atol=SAME_SMALL):
             return True
     except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for these values
         pass

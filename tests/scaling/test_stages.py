@@ -12,7 +12,7 @@ from lsuv_cli import initialize
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model.file import load
-from lsuv_cli.scaling.stages import segments
+from lsuv_cli.scaling.stages import in_pieces
 
 X = normal(64, 8, seed=1)
 
@@ -240,6 +240,6 @@ def test_a_large_model_is_verified_in_pieces_that_keep_to_the_limit(limit, piece
     text, _, weights = chain("Relu", 5)
     file = load(model(text, **weights))
     graph = graphs.build(file.proto, file)
-    plan = segments(graph, layers.find(graph).layers, limit)
+    plan = in_pieces(graph, layers.find(graph).layers, limit)
     assert [len(stage.layers) for stage in plan.stages] == pieces
     assert [layer.weight.base for stage in plan.stages for layer in stage.layers] == list(weights)
