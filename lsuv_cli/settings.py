@@ -26,6 +26,7 @@ from lsuv_cli.errors import LsuvError
 from lsuv_cli.target_variances import TargetVariances
 
 MOST_THREADS = max(256, os.cpu_count() or 1)  # each thread takes a stack and time to start
+MOST_WORKERS = 1024
 MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
 MOST_DIGITS = 18  # digits of a number of samples
 
@@ -118,6 +119,7 @@ class SettingsDict(TypedDict, total=False):
     device: str
     threads: int | None
     memory: int | str | None
+    workers: int | str | None
 
 
 class Unfit(Exception):
@@ -274,6 +276,17 @@ def _targets(given: object) -> TargetVariances:
         raise Unfit(target_variances.FORMS) from None
 
 
+def _workers(given: object) -> int | str:
+    """A number of workers on this machine, or where a Ray cluster is."""
+    if isinstance(given, str) and given.isdecimal() and len(given) <= MOST_DIGITS:
+        given = int(given)
+    if isinstance(given, str) and (given == "auto" or re.fullmatch(r"ray://[^/\s]+:\d{1,5}", given)):
+        return given
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:
+        raise Unfit("a positive number, auto, or ray://HOST:PORT")
+    return int(given)
+
+
 def _bytes(given: object) -> int:
     """A number of bytes, or a text such as 8G."""
     if not isinstance(given, str):
@@ -420,6 +433,18 @@ class Settings:
             "SIZE",
             "Memory for values between stages, such as 8G; more goes to a file.",
             least=0,
+            text_too=True,
+        ),
+    ] = None
+    workers: Annotated[
+        int | str | None,
+        About(
+            _optional(_workers),
+            RUN,
+            "N|auto|ray://HOST:PORT",
+            "Work in N processes on this machine, or on a Ray cluster; needs the extra ray.",
+            least=1,
+            most=MOST_WORKERS,
             text_too=True,
         ),
     ] = None
