@@ -2,10 +2,10 @@
 
     sudo python tests/workers/two_nodes.py
 
-Each machine has its own network namespace, host name and /tmp; a pair of virtual cables joins them, and nothing else. The
+Each machine has its own network namespace, host name and /tmp; a virtual cable joins them, and nothing else. The
 directory with the model and the data is hidden on the second one. The script runs one process, then both machines by
-`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all files.
-It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
+`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all
+files. It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Machine:
     def pids(self) -> list[int]:
         """The processes in the machine's network, but for its holder."""
         found = []
-        wanted = os.readlink(f"/proc/{self.holder.pid}/ns/net")
+        wanted = Path(f"/proc/{self.holder.pid}/ns/net").readlink()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and os.readlink(entry / "ns/net") == wanted:
+                if entry.name.isdecimal() and (entry / "ns/net").readlink() == wanted:
                     found.append(int(entry.name))
         return [pid for pid in found if pid != self.holder.pid]
 
@@ -142,13 +142,15 @@ def compared(machine: Machine, place: Path, reference: bytes, *words: object) ->
         raise Differs(f"exit code {done.returncode}: {done.stderr}")
     report: dict[str, Any] = json.loads(done.stdout)
     say(f"  the same bits, after {time.monotonic() - begun:.1f} s, of them {report['seconds']['total']:.1f} s at work")
-    for worker in report["workers"]:
-        say(
-            f"  {worker['host']} ({worker['address']}): {worker['device']}, {worker['batches']} batches, {worker['data']}"
-        )
+    tell(report)
+    return report
+
+
+def tell(report: dict[str, Any]) -> None:
+    for w in report["workers"]:
+        say(f"  {w['host']} ({w['address']}), {w['device']}: {w['batches']} batches {w['data']}")
     for warning in report["warnings"]:
         say(f"  warning: {warning}")
-    return report
 
 
 def main() -> int:
@@ -203,12 +205,7 @@ def lose_in_a_stage(one: Machine, two: Machine, place: Path, reference: bytes, w
         raise Differs(f"exit code {process.returncode}: {err}")
     report = json.loads(out)
     say(f"  the same bits, {time.monotonic() - begun:.1f} s after the loss")
-    for warning in report["warnings"]:
-        say(f"  warning: {warning}")
-    for worker in report["workers"]:
-        say(
-            f"  {worker['host']} ({worker['address']}): {worker['device']}, {worker['batches']} batches, {worker['data']}"
-        )
+    tell(report)
 
 
 if __name__ == "__main__":
