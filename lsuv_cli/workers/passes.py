@@ -69,7 +69,6 @@ class SharedPass:
             for share in range(1, len(results)):
                 kind = common_type(kind, results[share].types[name])
             self._types[name] = kind
-        self._waiting = {share: result.waiting for share, result in results.items()}
 
     def types(self, names: Sequence[str]) -> dict[str, TypeProto]:
         return {name: self._types[name] for name in names}
@@ -113,10 +112,14 @@ class SharedPass:
                 del running[share]
                 try:
                     results[share] = self.crew.get(reference)
+                    self._take(share, results[share])
                 except Lost as problem:
                     self.crew.replace(hand, (self.number, index), str(problem))
                     running[share] = self._start(share, index)
         done(self._progress({}, results))
+
+    def _take(self, share: int, ran: Ran) -> None:
+        self._waiting[share] = ran.waiting
 
     def _progress(self, running: dict[int, tuple[Hand, Any]], results: dict[int, Ran]) -> int:
         """How many batches all workers together have run."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_AUTH_MODE": "token",  # newer versions of Ray want the same token on all machines
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
 
 
@@ -84,7 +88,11 @@ class Machine:
 def machines(hidden: Path) -> Iterator[dict[str, Machine]]:
     """Two machines that are joined; the directory is not to be seen on the second one."""
     made: dict[str, Machine] = {}
+    hosts = hidden.with_suffix(".hosts")  # Ray finds a node's address by its host name
+    names = "".join(f"{address} machine-{name}\n" for name, address in ADDRESSES.items())
+    hosts.write_text(f"127.0.0.1 localhost\n{names}")
     with contextlib.ExitStack() as stack:
+        stack.callback(hosts.unlink)
         for name in ADDRESSES:
             call("ip", "netns", "add", f"lsuv-{name}")
             stack.callback(call, "ip", "netns", "del", f"lsuv-{name}")
@@ -94,7 +102,7 @@ def machines(hidden: Path) -> Iterator[dict[str, Machine]]:
             call(*ip, "addr", "add", f"{address}/24", "dev", end)
             call(*ip, "link", "set", end, "up")
             call(*ip, "link", "set", "lo", "up")
-            steps = f"mount -t tmpfs none /tmp; hostname machine-{name}; "
+            steps = f"mount -t tmpfs none /tmp; hostname machine-{name}; mount --bind {hosts} /etc/hosts; "
             steps += f"mount -t tmpfs none {hidden}; " if name == "two" else ""
             words = [
                 "ip",
