@@ -49,6 +49,7 @@ class Cluster:
     ray: Any  # the module
     slots: Sequence[Slot]
     watch: Any  # called when processes were started
+    beside: bool = True  # a worker can be called while it runs a stage; Ray's client cannot do that
 
     @property
     def threads(self) -> int:
@@ -77,7 +78,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             "workers on this machine"
         ) from None
     try:
-        yield Cluster(ray, _slots(ray, settings), lambda: None)
+        yield Cluster(ray, _slots(ray, settings), lambda: None, beside=request == "auto")
     finally:
         ray.shutdown()
 
