@@ -22,9 +22,10 @@ from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
-from lsuv_cli.pipeline import Exposed, Initialized, Job, Stripped
+from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Comparison, Report
+from lsuv_cli.results import Exposed, Initialized, Stripped
 from lsuv_cli.scaling import filling, runtime
 from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import (

@@ -20,6 +20,8 @@ BESIDE = {
     "pipeline": "pipeline",
     "layer_reports": "pipeline",
     "examination": "pipeline",
+    "results": "pipeline",
+    "calibration_data": "pipeline",
 }
 BESIDE |= dict.fromkeys(
     [

@@ -16,8 +16,8 @@ from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model.file import load
 from lsuv_cli.model.layers import CONVOLUTIONS
-from lsuv_cli.pipeline import Initialized
 from lsuv_cli.report import Carried
+from lsuv_cli.results import Initialized
 
 Array = NDArray[Any]
 
