@@ -28,6 +28,7 @@ BESIDE |= dict.fromkeys(
         "errors",
         "details",
         "settings",
+        "setting_values",
         "text",
         "target_variances",
         "version",

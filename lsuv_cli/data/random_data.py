@@ -24,7 +24,7 @@ from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.data.inputs import Dim, Feed, InputColumn, InputSpec, fixed_length
 from lsuv_cli.errors import DataError
 from lsuv_cli.memory import available_memory
-from lsuv_cli.settings import named_list
+from lsuv_cli.setting_values import named_list
 
 RANDOM = "random"  # the value of `--data` that asks for random data
 SAMPLES = 64
