@@ -9,12 +9,13 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, Unpack, cast
+from dataclasses import replace
+from typing import Any, TypeVar, Unpack
 
 import onnx
 
 from lsuv_cli import dumps, examination
+from lsuv_cli.arguments import Call, InitializeKeywords, Keywords, checked
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
@@ -73,40 +74,6 @@ INITS = (LSUV, "orthonormal", "xavier", "msra", "keep")
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-class Keywords(SettingsDict, total=False):
-    """The keywords that all functions share: the settings, and what a caller wants to hear and to draw."""
-
-    listen: Listener
-    drawn: Mapping[str, StrPath] | None
-    details: bool
-
-
-class InitializeKeywords(Keywords, total=False):
-    """The keywords of `initialize` besides what it makes."""
-
-    force: bool
-    without_weights: bool
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call's keywords, taken apart."""
-
-    settings: Settings
-    listen: Listener = silent
-    drawn: Mapping[str, StrPath] | None = None
-    details: bool = False
-    force: bool = False
-    without_weights: bool = False
-
-    @classmethod
-    def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
-        """Take keywords apart; those that are not the call's own must be settings."""
-        own = {k: v for k, v in given.items() if k in {"listen", "drawn", "details", *own_too}}
-        settings = {k: v for k, v in given.items() if k not in own}
-        return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
-
-
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
 _DATA = """data: in memory: an array (of numpy, or what numpy makes one of, such as a tensor on the CPU), a dict of
     arrays by input name, or an iterable of batches. A batch is an array, a dict, or a tuple or list of arrays
@@ -143,6 +110,7 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
 
 
 @_documented()
+@checked
 def initialize(
     model: Model,
     data: Data | Paths | None = None,
@@ -176,7 +144,7 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    call = _Call.of(keywords, "force", "without_weights")
+    call = Call.of(keywords, "force", "without_weights")
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
@@ -194,6 +162,7 @@ def initialize(
 
 
 @_documented(JUDGE, tol=CHECK_TOL)
+@checked
 def measure(
     model: Model,
     data: Data | Paths,
@@ -211,7 +180,7 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    call = _Call.of(keywords, tol=CHECK_TOL)
+    call = Call.of(keywords, tol=CHECK_TOL)
     if data is None:
         raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
@@ -221,6 +190,7 @@ def measure(
 
 
 @_documented(INSPECT)
+@checked
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
@@ -241,7 +211,7 @@ def inspect(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    call = _Call.of(keywords)
+    call = Call.of(keywords)
     with _opened(model) as file:
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
@@ -249,6 +219,7 @@ def inspect(
         return job.as_it_stands("inspect", place)
 
 
+@checked
 def expose(
     model: Model,
     output: StrPath | None = None,
@@ -275,6 +246,7 @@ def expose(
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
+@checked
 def compare(
     model: Model,
     data: Data | Paths,
@@ -298,7 +270,7 @@ def compare(
     """
     listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
     names = [str(name).strip() for name in listed if str(name).strip()]
-    call = _Call.of(keywords)
+    call = Call.of(keywords)
     chosen = _initializations(names, call.settings)
     checked, listen = call.settings, call.listen
     if data is None:
@@ -320,6 +292,7 @@ def compare(
     return Comparison(_outlined_once(reports))
 
 
+@checked
 def strip(
     model: Model,
     output: StrPath | None = None,
@@ -349,6 +322,7 @@ def strip(
 
 
 @_documented(EXAMINE)
+@checked
 def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
     """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
 

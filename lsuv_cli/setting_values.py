@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import re
@@ -113,10 +114,11 @@ def numbers_of(given: object) -> tuple[float, ...]:
     items: Iterable[Any] = (given,)
     if isinstance(given, str | Iterable):
         items = given.split(",") if isinstance(given, str) else given
-    try:
-        return tuple(float(item) for item in items)
-    except (TypeError, ValueError):
-        raise Unfit("a list of numbers such as 0.485,0.456,0.406") from None
+    with contextlib.suppress(TypeError, ValueError):
+        found = tuple(float(item) for item in items)
+        if all(map(math.isfinite, found)):
+            return found
+    raise Unfit("a list of numbers such as 0.485,0.456,0.406")
 
 
 def named_list(text: str) -> tuple[str, tuple[float, ...]]:
@@ -132,9 +134,9 @@ def named_lists(check: Callable[[tuple[float, ...]], bool], example: str) -> Cal
 
     def read(given: object) -> tuple[str, ...]:
         items = [given] if isinstance(given, str) else given
-        if isinstance(given, Mapping):
-            items = [f"{name}:{list(numbers)}" for name, numbers in given.items()]
         try:
+            if isinstance(given, Mapping):
+                items = [f"{name}:{list(numbers)}" for name, numbers in given.items()]
             named = [named_list(item) for item in cast(Iterable[str], items)]
         except (TypeError, ValueError):
             raise Unfit(f"a list of the form {example}") from None
@@ -156,8 +158,10 @@ def is_range(numbers: tuple[float, ...]) -> bool:
 
 
 def batch_size(given: object) -> int | Literal["all"] | None:
-    if given is None or given == "all":
-        return given
+    if given is None:
+        return None
+    if isinstance(given, str) and given == "all":
+        return "all"
     if isinstance(given, str) and given.isdecimal() and len(given) <= MOST_DIGITS:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:

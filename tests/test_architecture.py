@@ -21,6 +21,7 @@ BESIDE = {
     "layer_reports": "pipeline",
     "examination": "pipeline",
     "results": "pipeline",
+    "arguments": "api",
     "calibration_data": "pipeline",
 }
 BESIDE |= dict.fromkeys(
