@@ -160,7 +160,8 @@ def test_a_transposed_matrix_times_a_vector(matrix, weight):
 
 def test_a_transposed_matrix_times_a_vector_that_is_computed():
     proto = model("""g (float[N,15] x) => (y) {
-        v = ReduceMax<keepdims=0>(x, last) t = Transpose<perm=[1,0]>(x) p = MatMul(t, v) y = MatMul(p, w) z = MatMul(x, u) }""",
+        v = ReduceMax<keepdims=0>(x, last) t = Transpose<perm=[1,0]>(x) p = MatMul(t, v)
+        y = MatMul(p, w) z = MatMul(x, u) }""",
         w=normal(15, 6), u=normal(15, 5), last=np.array([1]))  # fmt: skip
     proto.graph.output.extend([onnx.ValueInfoProto(name="z")])
     x = normal(15, 15)
