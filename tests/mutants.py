@@ -4,10 +4,11 @@
     python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --sample, --again
     python tests/mutants.py report RESULTS
 
-1. A mutant (mutations.py) runs in a fork of a process that has imported pytest, numpy and onnx but neither lsuv_cli nor
-   onnxruntime, which starts a thread; the mutated module is imported in place of the real one.
+1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
+   onnxruntime has threads. There its function gets the changed code, or its name the changed value; everything is
+   imported anew only for what a class's body says.
 2. It gets the tests that run its line: those of the file and room named after the module first, then one of each file
-   in turn, the quickest first, until SECONDS of tests. At the level of the module these are the tests that run a line
+   in turn, the quickest first and none that takes a tenth of it, until --seconds of tests. At the level of the module these are the tests that run a line
    which reads the name that is assigned.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
@@ -19,8 +20,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import difflib
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -32,10 +33,11 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -70,7 +72,7 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.package = path, str(TREE / "lsuv_cli") + os.sep
-        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.known = load(path)
         self.lines: dict[str, set[int]] = defaultdict(set)
         self.began = 0.0
         sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "mutants")
@@ -102,9 +104,20 @@ class Recorder:
         self.path.write_text(json.dumps(self.known))
 
 
+def load(path: Path) -> dict[str, Any]:
+    """A map, with the numbers that its lines have now."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    moved = {module: _moved(module, text) for module, text in known.pop(SOURCES, {}).items()}
+    for found in known.values():
+        for module, lines in found["lines"].items():
+            if module in moved:
+                found["lines"][module] = [moved[module][number] for number in lines if number in moved[module]]
+    return known
+
+
 def _moved(module: str, source: str) -> dict[int, int]:
     """Where the lines of a module have been moved to since the map was made."""
-    before, after = source.splitlines(), (TREE / "lsuv_cli" / module).read_text().splitlines()
+    before, after = source.splitlines(), Path(_file(module)).read_text().splitlines()
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
     return {one + k + 1: other + k + 1 for one, other, size in blocks for k in range(size)}
 
@@ -113,14 +126,13 @@ class Tests:
     """Which tests a mutant gets."""
 
     def __init__(self, path: Path) -> None:
-        self.known: dict[str, Any] = json.loads(path.read_text())
-        moved = {module: _moved(module, text) for module, text in self.known.pop(SOURCES).items()}
+        self.known = load(path)
         self.by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
         self.readers: dict[str, set[tuple[str, int]]] = defaultdict(set)  # name -> the lines that read it
         for test, found in self.known.items():
             for module, numbers in found["lines"].items():
                 for number in numbers:
-                    self.by_line[module, moved.get(module, {}).get(number, number)].add(test)
+                    self.by_line[module, number].add(test)
         for path in (TREE / "lsuv_cli").rglob("*.py"):
             module = path.relative_to(TREE / "lsuv_cli").as_posix()
             for node in ast.walk(ast.parse(path.read_text())):
@@ -134,7 +146,8 @@ class Tests:
         if not covering:  # a default, or a line of an expression that has no event of its own
             covering = self._nearby(mutant)
         files: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(covering, key=lambda test: self.known[test]["seconds"]):
+        quick = [test for test in covering if self.known[test]["seconds"] <= seconds / 10] or covering
+        for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
         room, stem = mutant.module.removesuffix(".py").split("/")
 
@@ -153,19 +166,14 @@ class Tests:
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
         """Of a line at the level of the module: the tests that run a line which reads what is assigned there."""
-        for node in ast.parse((TREE / "lsuv_cli" / mutant.module).read_text()).body:
-            if node.lineno <= mutant.line <= (node.end_lineno or 0) and isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-                lines = {line for name in names for line in self.readers[name]}
-                return {test for line in lines for test in self.by_line.get(line, ())}
-        return set()
+        lines = {line for name in _assigned(mutant) for line in self.readers[name]}
+        return {test for line in lines for test in self.by_line.get(line, ())}
 
     def _nearby(self, mutant: Mutant) -> set[str]:
         """The tests that run another line of the innermost function or class that has the mutant's line."""
         spans = [
             range(node.lineno, (node.end_lineno or 0) + 1)
-            for node in ast.walk(ast.parse((TREE / "lsuv_cli" / mutant.module).read_text()))
+            for node in ast.walk(mutant.place.tree)
             if isinstance(node, ast.stmt) and mutant.line in range(node.lineno, (node.end_lineno or 0) + 1)
         ]
         for span in sorted(spans, key=len):
@@ -175,64 +183,153 @@ class Tests:
 
 
 class Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the mutated source in place of one module of lsuv_cli."""
+    """Imports a mutant in place of its module."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.mutant, self.name = mutant, "lsuv_cli." + mutant.module.removesuffix(".py").replace("/", ".")
+        self.name, self.file = _name(mutant.module), _file(mutant.module)
+        self.code = mutant.code(self.file)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
-        if fullname.removesuffix(".__init__") != self.name:
-            return None
-        file = TREE / "lsuv_cli" / self.mutant.module
-        return importlib.util.spec_from_file_location(fullname, file, loader=self)  # type: ignore[arg-type]
+        known = fullname == self.name
+        return importlib.util.spec_from_file_location(fullname, self.file, loader=self) if known else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.mutant.source, str(TREE / "lsuv_cli" / self.mutant.module), "exec"), module.__dict__)
+        exec(self.code, module.__dict__)
 
 
-def child(mutant: Mutant, tests: Sequence[str], limit: float, output: Path) -> int:
-    """In the fork: run the tests with the mutant in place. 0: all passed, 1: killed, 3: something else is wrong."""
-    os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
-    with output.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    instead = Instead(mutant)
-    sys.meta_path.insert(0, instead)
-    try:
-        importlib.import_module(instead.name)
-    except BaseException:
-        return 1
-    code = int(pytest.main([*tests, "-x", "-q", "--tb=line", "-p", "no:cacheprovider"]))
-    return code if code in {0, 1} else 3
+class Workshop:
+    """A pytest plugin that runs mutants in place of the loop over the tests: each in a fork, with its own tests."""
+
+    def __init__(self, chosen: Sequence[Mutant], tests: Tests, options: argparse.Namespace) -> None:
+        self.chosen, self.tests, self.options = chosen, tests, options
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: dict[str, list[FunctionType]] = defaultdict(list)  # file -> its functions
+        self.failed = False
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        began = time.monotonic()
+        self.items = {item.nodeid: item for item in session.items}
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType):
+                self.functions[each.__code__.co_filename].append(each)
+        gc.freeze()
+        with self.options.results.open("a") as file:
+            for mutant in self.chosen:
+                if time.monotonic() - began > self.options.minutes * 60:
+                    break
+                selected = [test for test in self.tests.of(mutant, self.options.seconds) if test in self.items]
+                outcome, taken = self.verdict(mutant, selected) if selected else ("untested", 0.0)
+                found = {"key": mutant.key, "verdict": outcome, "seconds": round(taken, 2), "tests": len(selected)}
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed = self.failed or report.failed
+
+    def verdict(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, float]:
+        """What becomes of a mutant, and the processor time it takes."""
+        limit = 3 * sum(self.tests.known[test]["seconds"] for test in tests) + OVERHEAD
+        pid = os.fork()
+        if not pid:
+            os._exit(self.child(mutant, tests, limit))
+        until = time.monotonic() + 20 * limit  # of real time, for what hangs without computing
+        while True:
+            done, status, used = os.wait4(pid, os.WNOHANG)
+            if done:
+                break
+            if time.monotonic() > until:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        taken = used.ru_utime + used.ru_stime
+        if os.WIFSIGNALED(status):
+            return ("timeout" if os.WTERMSIG(status) in {signal.SIGXCPU, signal.SIGKILL} else "crash"), taken
+        return {0: "survived", 1: "killed"}.get(os.WEXITSTATUS(status), "error"), taken
+
+    def child(self, mutant: Mutant, tests: Sequence[str], limit: float) -> int:
+        """In the fork: run the tests with the mutant in place. 0: all passed, 1: killed, 3: something else is wrong."""
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+        try:
+            if not self.patched(mutant):
+                return self.imported(mutant, tests)
+            chosen = [self.items[test] for test in tests]
+            for item, following in zip(chosen, [*chosen[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if self.failed:
+                    return 1
+        except BaseException:
+            traceback.print_exc()
+            return 3
+        return 0
+
+    def patched(self, mutant: Mutant) -> bool:
+        """Put a mutant's function, or the value that it assigns, in place of the module's; False if that cannot be."""
+        file = _file(mutant.module)
+        code = mutant.code(file)
+        if mutant.place.function and not mutant.place.is_class:
+            parts = dict(_parts(code))
+            changed = [(f, parts.get(_label(f.__code__), f.__code__)) for f in self.functions[file]]
+            changed = [(f, new) for f, new in changed if new != f.__code__]
+            if any(len(f.__code__.co_freevars) != len(new.co_freevars) for f, new in changed):
+                return False
+            for function, new in changed:
+                function.__code__ = new
+            return bool(changed)
+        names = _assigned(mutant)
+        if mutant.place.function or not names:
+            return False
+        module = sys.modules[_name(mutant.module)]
+        made = {**module.__dict__}
+        exec(code, made)
+        for name in names:
+            given = module.__dict__[name]
+            for user in [m for n, m in sys.modules.items() if n.startswith("lsuv_cli")]:
+                if user.__dict__.get(name, self) is given:
+                    setattr(user, name, made[name])
+        return True
+
+    def imported(self, mutant: Mutant, tests: Sequence[str]) -> int:
+        """Import everything anew, with the mutant, in a session of its own."""
+        mine = ("lsuv_cli", "test_", *(path.stem for path in (TREE / "tests").glob("*.py")))
+        for name in [name for name in sys.modules if name.startswith(mine) and name != "mutants"]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Instead(mutant))
+        try:
+            importlib.import_module(_name(mutant.module))
+        except BaseException:
+            return 1
+        code = int(pytest.main([*tests, "-x", "-q", "--tb=line", "-p", "no:cacheprovider"]))
+        return code if code in {0, 1} else 3
 
 
-def verdict(mutant: Mutant, tests: Sequence[str], normal: float, folder: Path) -> tuple[str, float]:
-    """What becomes of a mutant, and the processor time it takes."""
-    limit = 3 * normal + OVERHEAD
-    output = folder / "output.txt"
-    sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        code = 3
-        with contextlib.suppress(BaseException):
-            code = child(mutant, tests, limit, output)
-        os._exit(code)
-    until = time.monotonic() + 20 * limit  # of real time, for what hangs without computing
-    while True:
-        done, status, used = os.wait4(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > until:
-            os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # what it has started
-    taken = used.ru_utime + used.ru_stime
-    if os.WIFSIGNALED(status):
-        return ("timeout" if os.WTERMSIG(status) in {signal.SIGXCPU, signal.SIGKILL} else "crash"), taken
-    return {0: "survived", 1: "killed"}.get(os.WEXITSTATUS(status), "error"), taken
+def _name(module: str) -> str:
+    return "lsuv_cli." + module.removesuffix(".py").replace("/", ".")
+
+
+def _file(module: str) -> str:
+    return str(TREE / "lsuv_cli" / module)
+
+
+def _label(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _parts(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
+    """The functions of a module or class, by name and first line."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield _label(part), part
+            yield from _parts(part)
+
+
+def _assigned(mutant: Mutant) -> list[str]:
+    """The names that a statement at the level of the module gives a value."""
+    for node in mutant.place.tree.body:
+        if node.lineno <= mutant.line <= (node.end_lineno or 0) and isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+    return []
 
 
 def run(options: argparse.Namespace) -> None:
@@ -246,22 +343,10 @@ def run(options: argparse.Namespace) -> None:
     else:
         chosen = [m for m in chosen if m.key not in results]
     random.Random(options.seed).shuffle(chosen)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, options.results.open("a") as file:
-        for mutant in chosen:
-            if time.monotonic() - began > options.minutes * 60:
-                break
-            selected = tests.of(mutant, options.seconds)
-            outcome, taken = "untested", 0.0
-            if selected:
-                normal = sum(tests.known[test]["seconds"] for test in selected)
-                outcome, taken = verdict(mutant, selected, normal, Path(folder))
-            found = {"key": mutant.key, "line": mutant.line, "verdict": outcome, "seconds": round(taken, 2)}
-            found |= {"tests": len(selected)}
-            if outcome == "error":
-                found["output"] = (Path(folder) / "output.txt").read_text()[-500:]
-            file.write(json.dumps(found) + "\n")
-            file.flush()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        files = sorted({test.partition("::")[0] for test in tests.known})
+        quiet = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}"]
+        pytest.main([*files, *quiet], plugins=[Workshop(chosen, tests, options)])
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -324,7 +409,7 @@ def main() -> int:
     running.add_argument("map", type=Path)
     running.add_argument("--sample", type=int, default=0, help="at most this many of each module")
     running.add_argument("--seed", type=int, default=0)
-    running.add_argument("--seconds", type=float, default=5.0, help="of tests for each mutant")
+    running.add_argument("--seconds", type=float, default=2.5, help="of tests for each mutant")
     running.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     running.add_argument("--again", action="store_true", help="those that survived")
     reporting = commands.add_parser("report")
@@ -343,8 +428,6 @@ def main() -> int:
     elif options.command == "map":
         return int(pytest.main([*options.tests, "-p", "no:cacheprovider"], plugins=[Recorder(options.map)]))
     else:
-        for name in ("hypothesis", "numpy", "onnx.parser", "onnx.reference", "rich.console", "typer"):
-            importlib.import_module(name)  # once, before the forks
         run(options)
     return 0
 

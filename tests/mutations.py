@@ -12,7 +12,7 @@ One change per place:
 Excluded, because no result depends on them:
 
 1. Docstrings, annotations, imports, decorators, assertions, `__repr__`, and what only type checkers read.
-2. Texts: whatever is inside a `raise`, an f-string, or a text with a space in it. (That an error is raised does matter.)
+2. Texts: whatever is inside a `raise`, an f-string, or a text with a space. (That an error is raised does matter.)
 3. `strict=` of zip, which asserts something; and calls of what reports progress.
 4. What no test could miss: that a function other than a bool one returns something, that `__init__` sets an attribute.
 """
@@ -20,11 +20,13 @@ Excluded, because no result depends on them:
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -38,32 +40,8 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 SILENT = {"progress"}  # calls of what reports progress
 
 
-@dataclass(frozen=True)
-class Mutant:
-    key: str  # the module, the function, the change and its number among equal ones: stays the same when lines move
-    module: str
-    line: int
-    function: str  # "" at the level of the module
-    source: str
-
-
-def of_module(module: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of a module, in the order of its source."""
-    seen: Counter[str] = Counter()
-    for place in _Places(ast.parse(source)).found:
-        before, after = _text(place.before), _text(place.after)
-        change = f"{module}:{place.function or '-'}: {before} -> {after}"
-        seen[change] += 1
-        key = change + (f" #{seen[change]}" if seen[change] > 1 else "")
-        yield Mutant(key, module, place.before.lineno, place.function, place.mutated())
-
-
-def _text(node: ast.AST) -> str:
-    return ast.unparse(node).partition("\n")[0]
-
-
 @dataclass
-class _Place:
+class Place:
     """A node, what it is replaced by, and where: a field of its parent (and an index, if that field is a list)."""
 
     tree: ast.Module
@@ -72,14 +50,14 @@ class _Place:
     index: int | None
     before: Any
     after: Any
-    function: str
+    function: str  # "" at the level of the module
+    is_class: bool  # whether that is no function but a class
 
-    def mutated(self) -> str:
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[ast.Module]:
         self._put(self.after)
-        try:
-            return ast.unparse(self.tree)
-        finally:
-            self._put(self.before)
+        yield self.tree
+        self._put(self.before)
 
     def _put(self, node: ast.AST) -> None:
         if self.index is None:
@@ -88,40 +66,76 @@ class _Place:
             getattr(self.parent, self.name)[self.index] = node
 
 
-class _Places:
-    """All places of a module; `inside` is the name of the function, `kind` its annotation."""
+@dataclass(frozen=True)
+class Mutant:
+    key: str  # the module, the function, the change and its number among equal ones: stays the same when lines move
+    module: str
+    place: Place
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
-        self.found: list[_Place] = []
-        self._children(tree, "", "")
+    @property
+    def line(self) -> int:
+        return int(self.place.before.lineno)
 
-    def _children(self, node: ast.AST, inside: str, kind: str) -> None:
-        for name, value in ast.iter_fields(node):
-            if name in {"annotation", "returns", "decorator_list", "type_params"}:
+    def code(self, file: str) -> CodeType:
+        """The module with the change; its lines have the numbers they had."""
+        with self.place.changed() as tree:
+            return compile(tree, file, "exec")
+
+
+def of_module(module: str, source: str) -> Iterator[Mutant]:
+    """Every mutant of a module, in the order of its source."""
+    seen: Counter[str] = Counter()
+    tree = ast.parse(source)
+    for place in list(_places(tree, tree, _Scope())):
+        change = f"{module}:{place.function or '-'}: {_text(place.before)} -> {_text(place.after)}"
+        seen[change] += 1
+        yield Mutant(change + (f" #{seen[change]}" if seen[change] > 1 else ""), module, place)
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node).partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The function or class that a node is in: its name, its annotation, and whether it is a class."""
+
+    name: str = ""
+    kind: str = ""
+    is_class: bool = False
+
+    def entered(self, node: ast.AST) -> _Scope:
+        """The scope of what is inside a node."""
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            return self
+        kind = ast.unparse(node.returns) if isinstance(node, ast.FunctionDef) and node.returns else ""
+        return _Scope(f"{self.name}.{node.name}".lstrip("."), kind, isinstance(node, ast.ClassDef))
+
+
+def _places(tree: ast.Module, node: ast.AST, scope: _Scope) -> Iterator[Place]:
+    """All places inside a node."""
+    scope = scope.entered(node)
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list", "type_params"}:
+            continue
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if not isinstance(child, ast.AST) or _is_excluded(child):
                 continue
-            for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if isinstance(child, ast.AST) and not _is_excluded(child):
-                    self._visit(node, name, index, child, inside, kind)
+            after = _forced(node, name, child) or _changed(child, scope.kind)
+            if after is not None and not (isinstance(child, ast.Assign) and scope.name.endswith("__init__")):
+                yield Place(tree, node, name, index, child, after, scope.name, scope.is_class)
+            negative = isinstance(child, ast.UnaryOp) and isinstance(child.operand, ast.Constant)
+            if not negative and not isinstance(child, ast.Raise):
+                yield from _places(tree, child, scope)
 
-    def _visit(self, parent: ast.AST, name: str, index: int | None, node: ast.AST, inside: str, kind: str) -> None:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            kind = ast.unparse(node.returns) if isinstance(node, ast.FunctionDef) and node.returns else ""
-            inside = f"{inside}.{node.name}".lstrip(".")
-        after = self._forced(parent, name, node) or _changed(node, kind)
-        if after is not None and not (isinstance(node, ast.Assign) and inside.endswith("__init__")):
-            self.found.append(_Place(self.tree, parent, name, index, node, after, inside))
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)):
-            return
-        self._children(node, inside, kind)
 
-    def _forced(self, parent: ast.AST, name: str, node: ast.AST) -> ast.AST | None:
-        """A condition that is no comparison and no `not`, `and`, `or` (which change by themselves), forced."""
-        condition = name == "test" or (name == "ifs" and isinstance(parent, ast.comprehension))
-        if not condition or isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant):
-            return None
-        chosen = not isinstance(parent, ast.While) and bool(zlib.crc32(ast.unparse(node).encode()) & 1)
-        return ast.copy_location(ast.Constant(chosen), node)
+def _forced(parent: ast.AST, name: str, node: ast.AST) -> ast.AST | None:
+    """A condition that is no comparison and no `not`, `and`, `or` (which change by themselves), forced."""
+    condition = name == "test" or (name == "ifs" and isinstance(parent, ast.comprehension))
+    if not condition or isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant):
+        return None
+    chosen = not isinstance(parent, ast.While) and bool(zlib.crc32(ast.unparse(node).encode()) & 1)
+    return ast.copy_location(ast.Constant(chosen), node)
 
 
 def _is_excluded(node: ast.AST) -> bool:
