@@ -170,6 +170,20 @@ def test_a_transposed_matrix_times_a_vector_that_is_computed():
     assert near_one(variances(result.model, {"x": x}, ["y", "z"], reference=False))
 
 
+@pytest.mark.parametrize("sizes", [(4, 4, 3), (7, 7, 3), (5, 4, 2), (2, 7, 7)])
+def test_a_convolution_over_the_samples(sizes):
+    """With (channels, positions, samples, rows) a plane has another size in every batch."""
+    proto = model("""g (float[N,4,5,6] x) => (y) {
+        t = Transpose<perm=[1,3,0,2]>(x) y = ConvTranspose<strides=[2,2]>(t, w) }""", w=normal(6, 3, 2, 2))  # fmt: skip
+    rows = normal(sum(sizes), 4, 5, 6, seed=1) * np.linspace(0.3, 3, sum(sizes), dtype=np.float32)[:, None, None, None]
+    batches = [{"x": part} for part in np.split(rows, np.cumsum(sizes)[:-1])]
+    result = initialize(proto, batches)
+    outputs = np.concatenate([values(result.model, batch, ["y"])["y"].ravel() for batch in batches])
+    assert outputs.var() == pytest.approx(1, abs=1e-3)
+    assert entry(result, "y").variance == pytest.approx(outputs.var(), rel=1e-4)
+    assert statuses(result) == {"y": "ok"}
+
+
 # Names
 
 
