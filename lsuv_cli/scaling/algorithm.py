@@ -71,7 +71,7 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
         previous, worst = worst, state.worst(verified)
         if worst <= settings.tol or not worst < WORTHWHILE * previous:
             break
-    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), state.dead.keys(), trial)
+    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), state.noise, trial)
 
 
 def scale_layers(draft: Draft, state: Trials, needs: Pass) -> dict[str, Turn]:
@@ -147,8 +147,9 @@ class _Trial:
             finite = math.isfinite(moments.variance)
             variance = moments.variance / running.factor**2 if finite else moments.variance
             turn = Turn.of(layer, variance, written.solution, running.factor)
-            is_dead = layer.output in self.state.dead
-            self.turns[layer.output] = replace(turn, status=Status.DEAD) if is_dead else turn
+            if layer.output in self.state.dead:
+                turn = replace(turn, status=Status.OUTSIDE if layer.output in self.state.saturated else Status.DEAD)
+            self.turns[layer.output] = turn
 
     def _target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments]) -> float:
         """A layer's target: its own, or the one that bounds the residual stream it adds to."""

@@ -7,7 +7,9 @@
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
    scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
    bias), it is dead for good.
-4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
+4. A layer with an activation inside (FusedConv with Sigmoid) whose scale saturates it, so that its output is constant,
+   is left unscaled for good.
+5. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
 """
 
@@ -84,13 +86,19 @@ class Trials:
         # Layer output that is rounding noise -> the turn to undo in the next trial, or None once it is undone.
         self.dead: dict[str, Turn | None] = {}
         self.freed: Counter[str] = Counter()  # layers that were dead because of noise in front of them, how many times
-        self.lost: set[str] = set()  # layers at which noise began although they had been freed
+        self.lost: set[str] = set()  # layers at which noise began although they had been freed, and saturated ones
+        self.saturated: set[str] = set()  # layers whose activation makes a constant of the scaled output
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
     @property
     def pre_init(self) -> PreInit:
         return self.settings.pre_init if self.anew else PreInit.KEEP
+
+    @property
+    def noise(self) -> set[str]:
+        """The layers whose output is nothing but rounding."""
+        return self.dead.keys() - self.saturated
 
     def take(self, latest: Mapping[str, Turn]) -> None:
         """Add the turns of one pass through the stages."""
@@ -109,13 +117,16 @@ class Trials:
         self.anew = True
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
-        """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
+        """Note noise and dead first uses in the written file (rules 3 to 5); whether they call for another trial."""
         pooled_uses = {x.output for x in self.layers if x.weight.base in self.feedback}  # their live uses decide
         scaled = {k: t for k, t in self.turns.items() if t.status is Status.OK and k not in pooled_uses}
         # Calibration does not round to half precision, where a tiny input is zero.
         noise = {k: t for k, t in scaled.items() if k not in self.dead and (verified[k].noise or verified[k].is_zero)}
         alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
         self.lost |= {k for k in noise if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        bent = {x.output for x in self.layers if not x.is_linear}
+        self.saturated |= {k for k in noise if k in bent and verified[k].is_zero}
+        self.lost |= self.saturated
         freed = alive - self.lost
         self.freed.update(freed)
         self.dead = {k: turn for k, turn in (self.dead | noise).items() if k not in freed}
