@@ -8,8 +8,8 @@
    onnxruntime has threads. There its function gets the changed code, or its name the changed value; everything is
    imported anew only for what a class's body says.
 2. It gets the tests that run its line: those of the file and room named after the module first, then one of each file
-   in turn, the quickest first and none that takes a tenth of it, until --seconds of tests. At the level of the module these are the tests that run a line
-   which reads the name that is assigned.
+   in turn, the quickest first, until there are --seconds of them; none takes a tenth of that. At the level of the
+   module these are the tests that run a line which reads the name that is assigned.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
