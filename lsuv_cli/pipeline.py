@@ -283,6 +283,7 @@ class Job:
         }:
             branches |= more
             graph = graphs.build(self.file.proto, self.file, branches)
+        self.warnings += which.undecided(graph) if data else []
         look = prepare.layers_of(graph)
         return _Run(look, branches, _fitting(look, data, device) if data else None, device)
 

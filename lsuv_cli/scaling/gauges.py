@@ -70,7 +70,8 @@ class Gauge:
     sounding: Sounding
     divisor: float = 1.0  # c
     accuracy: float = 1e-3  # the relative error that the variance may have
-    equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
+    equal_groups: bool = False  # groups seem to have the same size in all batches, so the size is not fetched
+    rows: tuple[int, ...] | None = None  # the first axis in each batch, if equal groups depend on its being this long
     units: Units | None = None  # the units whose largest values are fetched, to find dead ones
     channel_axis: int | None = None  # the axis of the channels whose moments are wanted too
     channels: Channels | None = None  # the channels to be measured one by one, always in double
@@ -113,7 +114,7 @@ class Gauge:
     def more_careful(self, moments: Moments) -> Gauge:
         """The same measurement in double, shifted by the mean as measured so far."""
         mean = moments.mean if math.isfinite(moments.mean) else self.sounding.mean
-        return replace(self, careful=True, sounding=replace(self.sounding, mean=mean))
+        return replace(self, careful=True, equal_groups=False, sounding=replace(self.sounding, mean=mean))
 
     def nodes(self, opset: int, element_type: int) -> list[NodeProto]:
         """The nodes that compute the gauge's fetched values."""
@@ -129,6 +130,7 @@ class GaugeMeter:
     d: float = 0.0
     d2: float = 0.0
     per_group: float = 1.0
+    rows: list[int] = field(default_factory=list)
     most: Array = field(default_factory=lambda: np.array(-math.inf))
     per_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and of d² for each channel
     by_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and d²
@@ -136,6 +138,7 @@ class GaugeMeter:
     def add(self, fetched: Sequence[Array]) -> None:
         named = dict(zip(self.gauge.fetches, fetched, strict=True))
         d, d2 = (np.asarray(named[f"{self.gauge.name}.{kind}"], np.float64) for kind in ("d", "d2"))
+        self.rows.append(d.shape[0] if d.ndim else 1)
         if not d.size:
             return
         shape, axes = self.gauge.sounding.shape, self.gauge.group
@@ -183,7 +186,8 @@ class GaugeMeter:
             offset, square = self.d / self.count, self.d2 / self.count
         variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
         error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
-        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
+        as_assumed = not gauge.equal_groups or gauge.rows is None or gauge.rows[: len(self.rows)] == tuple(self.rows)
+        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance and as_assumed)
         dead_units = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
         mean = (gauge.shift + offset) / gauge.divisor
         # A constant output leaves a tiny variance by rounding: it counts as 0.

@@ -150,7 +150,8 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
-        self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
+        equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0) and not _makes_shapes(look.graph)
+        self.rows = None if equal_shapes else tuple(len(np.atleast_1d(next(iter(b.values())))) for b in needs.batches)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
@@ -263,19 +264,22 @@ class _Measuring:
             and layer.op in CONVOLUTIONS
             and 0 not in sounding.shape
             and self._equal_planes(sounding.shape),
+            rows=self.rows,
             units=units,
             channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value of this shape for the few samples has planes of one size in all batches.
+        """Whether a value of this shape for the few samples seems to have planes of one size in all batches.
 
-        It has if every sample has the same shape, and the samples lie along the value's first axis and no other.
+        It has if every sample has the same shape, and the samples lie along the value's first axis and no other. The
+        first axis of a convolution over (channels, samples, ...) may happen to be as long as the few samples are many:
+        the gauge compares it in every batch (`rows`).
         """
-        rows = {np.shape(array)[:1] for array in self.needs.few.values()}
-        if self.equal_shapes and not _makes_shapes(self.graph):
+        if self.rows is None:
             return True
-        return self.equal_samples and rows == {shape[:1]} and shape[0] not in shape[2:]
+        few = {np.shape(array)[:1] for array in self.needs.few.values()}
+        return self.equal_samples and few == {shape[:1]} and shape[0] not in shape[2:]
 
     def _reads_first(self, k: int, name: str) -> bool:
         return list(self.graph.nodes[k].input[:1]) == [name]
