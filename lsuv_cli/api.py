@@ -10,7 +10,7 @@ import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import onnx
 
@@ -60,6 +60,9 @@ __all__ = [
     "measure",
     "strip",
 ]
+
+if TYPE_CHECKING:
+    from lsuv_cli.workers.crew import Crew
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 LSUV = "lsuv"
@@ -158,6 +161,7 @@ def initialize(
             place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
             job.warnings.append(filling.fill(file, call.settings.seed, place))
             targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
+        job.crew = stack.enter_context(_crew(call.settings, wanted=not dry_run))
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
@@ -186,7 +190,8 @@ def measure(
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
-        return job.as_it_stands("measure")
+        with _crew(call.settings) as job.crew:
+            return job.as_it_stands("measure")
 
 
 @_documented(INSPECT)
@@ -216,7 +221,8 @@ def inspect(
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         job.targets(call.drawn)
-        return job.as_it_stands("inspect", place)
+        with _crew(call.settings, wanted=data is not None) as job.crew:
+            return job.as_it_stands("inspect", place)
 
 
 @checked
@@ -278,15 +284,16 @@ def compare(
     sources = as_sources(data)
     reports = {}
     read = None  # once: a loader or a stream may give other data the next time, or none
-    with _opened(model) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(model))
         Job(file, checked, sources, listen).targets(call.drawn)
+        crew = stack.enter_context(_crew(checked))
         for name, settings in chosen.items():
+            copy, used = (file, checked) if name == PreInit.KEEP else (file.copy(), settings)
+            job = Job(copy, used, sources, listen, details=call.details, with_sums=True, calibration=read, crew=crew)
             if name == PreInit.KEEP:
-                job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.as_it_stands("measure")
             else:
-                copy = file.copy()
-                job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.initialize(None, None, dry_run=False).report
             read = job.calibration
     return Comparison(_outlined_once(reports))
@@ -359,6 +366,15 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
         known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
     return found
+
+
+def _crew(settings: Settings, *, wanted: bool = True) -> contextlib.AbstractContextManager[Crew | None]:
+    """The workers that the settings ask for, as long as the context lasts."""
+    if settings.workers is None or not wanted:
+        return contextlib.nullcontext()
+    from lsuv_cli.workers.crew import crew
+
+    return crew(settings)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def _has_tiny_input(pieces: Pieces, layer: Layer, moments: Moments) -> bool:
 def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
     """The outputs of layers that a small change of data and weights changes much."""
     half = precision.has_half(pieces.graph)
-    first = replace(needs, batches=needs.batches[:1], progress=_silent)  # noise may be zero in a few samples
+    first = needs.alone(needs.batches[:1])  # noise may be zero in a few samples
     factors = (1.0, *(NUDGES_IN_HALF if half else NUDGES))
     runners = {factor: Runner(pieces.graph, pieces.plan, first, pieces.retype) for factor in factors}
     unstable: set[str] = set()
@@ -83,7 +82,7 @@ def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
                 runner.forget(index)
     finally:
         for runner in runners.values():
-            runner.frontier.close()
+            runner.close()
     return unstable
 
 
@@ -101,7 +100,3 @@ def _is_other(one: Array, other: Array, largest_change: float) -> bool:
             return True
         change = math.sqrt(max(squares) / min(squares))
         return change > largest_change or float(a @ b) < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
-
-
-def _silent(done: int, total: int) -> None:
-    pass
