@@ -59,19 +59,25 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
         given = batches.collect(net, data, chosen.limit)
         net.eval()
         before = network.buffers(net)
-        network.tried(net, given.calls[0])
+        output = network.tried(net, given.calls[0])
         network.put_back(net, before)
-        done = _initialized(net, given.calls, dynamo, settings)
-        behind: tuple[NotCarried, ...] = ()
-        while True:
-            try:
-                report = _brought_home(net, given, done, chosen, behind)
-                network.put_back(net, done.buffers)
-                return report
-            except _LeftBehind as left:
-                behind = left.tensors
-                again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
-                done = _initialized(net, given.calls, done.dynamo, again)
+        with network.exportable(net, output):
+            return _run(net, given, chosen, dynamo, settings)
+
+
+def _run(net: torch.nn.Module, given: Given, chosen: Settings, dynamo: bool | None, settings: SettingsDict) -> Report:
+    """Steps 1 to 4."""
+    done = _initialized(net, given.calls, dynamo, settings)
+    behind: tuple[NotCarried, ...] = ()
+    while True:
+        try:
+            report = _brought_home(net, given, done, chosen, behind)
+            network.put_back(net, done.buffers)
+            return report
+        except _LeftBehind as left:
+            behind = left.tensors
+            again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
+            done = _initialized(net, given.calls, done.dynamo, again)
 
 
 @dataclass(frozen=True)

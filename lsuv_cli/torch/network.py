@@ -2,7 +2,8 @@
 
 1. What `torch.compile` or DataParallel wraps is taken out, and nothing is compiled while we work.
 2. A scripted module, and one without values in memory, are refused, with the way out.
-3. The network is called once, so that an error of its own is not taken for one of PyTorch's exporters.
+3. The network is called once, so that an error of its own is not taken for one of PyTorch's exporters; what these do
+   not take of its output is left out while we work.
 4. Training modes, buffers and the random states of PyTorch, numpy and Python are as they were at the end.
 """
 
@@ -49,12 +50,41 @@ def _called(name: str) -> str:
     return name or "the network"
 
 
-def tried(net: torch.nn.Module, call: Call) -> None:
-    """Call the network; lazy modules get their shapes by it. An error of the network itself is told as such."""
+def tried(net: torch.nn.Module, call: Call) -> Any:
+    """The network's output; lazy modules get their shapes by the call. An error of the network is told as such."""
     try:
-        net(*call.args, **call.kwargs)
+        return net(*call.args, **call.kwargs)
     except Exception as problem:  # the user's code raises exceptions of any type
         raise LsuvError(f"the network fails on the first batch: {first_line(problem)}") from problem
+
+
+@contextlib.contextmanager
+def exportable(net: torch.nn.Module, output: Any) -> Iterator[None]:
+    """Let the network give its tensors alone if its output has what no exporter takes, as transformers' caches."""
+    if all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in _leaves(output)):
+        yield
+        return
+
+    def tensors(_net: torch.nn.Module, _args: Any, given: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in _leaves(given) if isinstance(leaf, torch.Tensor))
+
+    handle = net.register_forward_hook(tensors)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in nested dicts, tuples and lists."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def first_line(problem: Exception) -> str:

@@ -167,6 +167,31 @@ def test_an_error_of_the_network_itself_is_not_the_exporters():
     assert text.startswith("the network fails on the first batch: RuntimeError: mat1 and mat2")
 
 
+class Cache:
+    """As transformers' DynamicCache: a class that no exporter knows."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_an_output_that_no_exporter_takes_is_left_out_of_the_export(dynamo):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            keys = self.a(x)
+            return {"logits": self.b(torch.relu(keys)), "cache": Cache(keys), "hidden": (keys, None)}
+
+    net = Decoder()
+    assert lsuv_(net, data(), dynamo=dynamo).exit_code == 0
+    assert variances(net, data()) == pytest.approx([1, 1], abs=1e-4)
+    assert isinstance(net(data())["cache"], Cache)
+    assert not net._forward_hooks
+
+
 def test_dynamo_is_true_or_false():
     assert refused(plain(), data(), dynamo="yes") == "`dynamo` 'yes' is not True, False or None"
 
