@@ -63,7 +63,7 @@ class Runner:
         for number, batch in enumerate(batches):
             if number == 0:
                 self._foresee(stage, batch)
-            values = {name: self.value(number, batch, name) for name in stage.inputs}
+            values = {name: self.value(number, batch, name) for name in session.model.feeds}
             kept, fetched = session.run(values)
             for meter, numbers in zip(meters, fetched, strict=True):
                 meter.add(numbers)
