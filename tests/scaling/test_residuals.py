@@ -165,7 +165,10 @@ def test_a_shape_that_is_computed_from_a_value_is_no_way_to_it():
         u = Shape(x) v = Reshape(t, u) [k] l = MatMul(v, K) [sum2] y = Add(v, l) }"""
     proto = model(text, **{name: normal(16, 16, seed=k) for k, name in enumerate("SAK")})
     done = initialize(proto, X, residual="bounded")
-    assert [(s.name, s.stream, s.branch, s.layer) for s in done.report.sums] == [("sum1", 1, 1, "a"), ("sum2", 1, 2, "k")]
+    assert [(s.name, s.stream, s.branch, s.layer) for s in done.report.sums] == [
+        ("sum1", 1, 1, "a"),
+        ("sum2", 1, 2, "k"),
+    ]
     truth = values(done.model, {"x": X}, ["s", "t", "y"])
     assert np.allclose([value.var() for value in truth.values()], [1, 1.5, 2], rtol=0.2)
 
