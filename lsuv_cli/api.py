@@ -322,7 +322,7 @@ def strip(
     patterns = (keep,) if isinstance(keep, str) else tuple(keep)
     if isinstance(larger_than, bool) or not isinstance(larger_than, int) or larger_than < 0:
         raise LsuvError(f"`larger_than` {larger_than!r} is not a whole number of at least 0")
-    with _opened(model, filling=True) as file:
+    with _opened(model, filling=True, without_weights=True) as file:
         job = Job(file, Settings(), None, silent)
         target = job.targets(None, {"`output`": output}, force, beside=False).get("`output`")
         return job.strip(target, patterns, larger_than)
@@ -389,12 +389,16 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
             f"{file.name}: {len(file.absent)} tensors have no values, {file.absent[0].name!r} the first; "
             "give them some with `lsuv init`"
         )
+    without_values = bool(file.absent)
     try:
         yield file
     except (LsuvError, MemoryError):
         raise
-    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault. It refuses every model
+    # that has a tensor without values.
     except Exception as problem:
+        if without_values:
+            raise
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

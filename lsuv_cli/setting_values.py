@@ -45,7 +45,9 @@ class About:
         try:
             value = self.read(given)
         except Unfit as problem:
-            raise LsuvError(f"`{name}` {given!r} is not {problem}") from None
+            # An option that was given once is shown as it was typed, not as a list.
+            shown = given[0] if self.repeatable and isinstance(given, list | tuple) and len(given) == 1 else given
+            raise LsuvError(f"`{name}` {shown!r} is not {problem}") from None
         if isinstance(value, TargetVariances):
             for number in value.values:
                 self._check_limits(name, number)

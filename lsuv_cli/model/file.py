@@ -163,7 +163,10 @@ class ModelFile:
                     )
             status = path.stat()
         except OSError as problem:
-            raise wrong(f"cannot be read ({path}: {problem.strerror})", "keep it beside the model") from None
+            todo = "keep it beside the model"
+            if isinstance(problem, FileNotFoundError):
+                todo += ", or let `lsuv init` make the values up with `without_weights`"
+            raise wrong(f"cannot be read ({path}: {problem.strerror})", todo) from None
         if not path.is_file():
             raise wrong(f"is not a file ({path})", "keep it beside the model")
         if status.st_nlink > 1:

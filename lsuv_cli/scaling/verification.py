@@ -188,7 +188,7 @@ class _Measuring:
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
             session = Session(self._model(stage, gauges, sums), self.needs.device)
-            checked = self._checked(stage, session, gauges)
+            checked = self._checked(session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
             moments = dict(zip(gauges, self.runner.run(index, session.model, session), strict=True))
@@ -202,9 +202,9 @@ class _Measuring:
         found = self.pieces.run(stage, names, self.few, self._input_type)
         return {name: runtime.to_numpy(value) for name, value in found.items() if value.is_tensor()}
 
-    def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
+    def _checked(self, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in session.model.feeds}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
