@@ -92,7 +92,7 @@ def test_noise_beside_a_layer_whose_number_of_rows_a_small_change_decides():
         w=normal(8, 8), v=normal(8, 8), three=np.float32(3), k=np.float32(2), opset=13,
     )  # fmt: skip
     x = X.copy()
-    x[:32, 0] = 2 - 2e-5  # 2⁻¹³ more is above 2
+    x[0, 0], x[1:32, 0] = 2 - 2e-5, 3  # the first row is above 2 with 2⁻¹³ more
     result = initialize(proto, x)
     assert statuses(result) == {"h": "dead", "z": "ok"}
     assert near_one(variances(result.model, {"x": x}, ["z"], reference=False))
