@@ -1,26 +1,17 @@
 """What a page and random data need to know about a graph: its outline, and the inputs that are indices."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
-from helpers import model, normal
-from lsuv_cli.model import graph as graphs
+from helpers import normal
 from lsuv_cli.model.indices import tables
 from lsuv_cli.model.outline import outline
-
-
-class Source:
-    """Tensors as they are in a message."""
-
-    def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        return numpy_helper.to_array(tensor)
+from working_copies import graph_of
 
 
 def drawn(text, **tensors):
     """The outline as (operator, place of the layer, sources); MatMul and Conv are layers."""
-    graph = graphs.build(model(text, **tensors), Source())
+    graph = graph_of(text, **tensors)
     at = [k for k, node in enumerate(graph.nodes) if node.op_type in {"MatMul", "Conv"}]
     return [(n.op, n.layer, n.after) for n in outline(graph, {k: place for place, k in enumerate(at)})]
 
@@ -89,13 +80,11 @@ def test_a_joint_in_front_of_an_output_stays_and_so_does_what_it_needs():
 )
 def test_an_input_that_looks_up_a_table(body, expected):
     tensors = {"w": normal(10, 6), "v": normal(4, 6), "one": np.array([1]), "empty": normal(0, 6)}
-    proto = model(f"g (int64[N] i) => (y) {{ {body} }}", **tensors)
-    assert tables(graphs.build(proto, Source())) == expected
+    assert tables(graph_of(f"g (int64[N] i) => (y) {{ {body} }}", **tensors)) == expected
 
 
 @pytest.mark.parametrize(("domain", "expected"), [("com.microsoft", {"i": 10, "s": 4}), ("other", {})])
 def test_an_embedding_of_words_and_segments(domain, expected):
     body = f"y, m = {domain}.EmbedLayerNormalization(i, s, w, p, v, g, b)"
     more = {"w": normal(10, 6), "p": normal(9, 6), "v": normal(4, 6), "g": normal(6), "b": normal(6)}
-    proto = model(f"g (int32[N,9] i, int32[N,9] s) => (y) {{ {body} }}", microsoft=True, **more)
-    assert tables(graphs.build(proto, Source())) == expected
+    assert tables(graph_of(f"g (int32[N,9] i, int32[N,9] s) => (y) {{ {body} }}", microsoft=True, **more)) == expected

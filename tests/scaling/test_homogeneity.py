@@ -4,27 +4,17 @@ import math
 import re
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 from helpers import model, normal, values
-from lsuv_cli.model import graph as graphs
 from lsuv_cli.scaling.homogeneity import commutes_with_scale, growth
-
-
-class Source:
-    """Tensors as they are in a message."""
-
-    def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        return numpy_helper.to_array(tensor)
+from working_copies import graph_of
 
 
 def last_node(text, opset=18, **tensors):
     """The working copy of a graph, and its last node."""
-    graph = graphs.build(
-        model(f"g (float[2,4,6,6] x, float[2,4,6,6] z) => (y) {{ {text} }}", opset, **tensors), Source()
-    )
+    text = f"g (float[2,4,6,6] x, float[2,4,6,6] z) => (y) {{ {text} }}"
+    graph = graph_of(text, opset=opset, **tensors)
     return graph, graph.nodes[-1]
 
 
