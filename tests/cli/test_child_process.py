@@ -163,7 +163,7 @@ def test_a_recurrent_layer_without_rows_aborts_onnxruntime_and_is_told_in_one_li
     given = model(text, big=np.float32(1e9), axes=np.array([0, 2]), **tensors)
     onnx.save(given, tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", normal(5, 3, 8))
-    words = "init m.onnx --data x.npy -o o.onnx -q --batch-size all".split()
+    words = ["init", "m.onnx", "--data", "x.npy", "-o", "o.onnx", "-q", "--batch-size", "all"]
     command = [sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     if done.returncode != 2:
