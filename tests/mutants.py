@@ -7,9 +7,10 @@
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
    onnxruntime has threads. There its function gets the changed code, or its name the changed value; everything is
    imported anew only for what a class's body says.
-2. It gets the tests that run its line: some that have the changed word in their text, then those of the file and room
-   named after the module, then one of each file in turn, the quickest first, until there are --seconds of them; none
-   takes a tenth of that. At the level of the module these are the tests that run a line which reads the name.
+2. It gets the tests that run its line: some that have the changed word in their text, then the twenty that run the
+   fewest lines in all, then one of each file in turn, those of the module's name and room first and the quickest first,
+   until there are --seconds of them; none takes a tenth of that. At the level of the module these are the tests that
+   run a line which reads the name.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
@@ -128,6 +129,7 @@ class Tests:
     def __init__(self, path: Path) -> None:
         self.known = load(path)
         self.by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
+        self.size = {test: sum(map(len, found["lines"].values())) for test, found in self.known.items()}
         self.texts: dict[str, dict[str, str]] = {}  # file -> test -> its source
         self.readers: dict[str, set[tuple[str, int]]] = defaultdict(set)  # name -> the lines that read it
         for test, found in self.known.items():
@@ -149,7 +151,9 @@ class Tests:
         files: dict[str, list[str]] = defaultdict(list)
         quick = [test for test in covering if self.known[test]["seconds"] <= seconds / 10] or covering
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
-        chosen = [test for test in sorted(quick) if any(word in self.text(test) for word in words)][:20]
+        specific = sorted(quick, key=lambda test: (self.size[test], test))
+        chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
+        chosen += [test for test in specific[:20] if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
         room, stem = mutant.module.removesuffix(".py").split("/")

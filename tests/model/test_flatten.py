@@ -130,34 +130,13 @@ def test_bodies_are_nested_to_a_bound(monkeypatch):
 
 
 QUANTIZED = [
-    "QLinearConv",
-    "QLinearMatMul",
-    "ConvInteger",
-    "MatMulInteger",
-    "MatMulNBits",
-    "QGemm",
-    "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat",
-    "MatMulBnb4",
-    "MatMulFpQ4",
-    "DynamicQuantizeLSTM",
-]
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "MatMulBnb4", "MatMulFpQ4", "DynamicQuantizeLSTM",
+]  # fmt: skip
 OPAQUE = [
-    "Attention",
-    "QAttention",
-    "MultiHeadAttention",
-    "PackedAttention",
-    "LongformerAttention",
-    "DecoderAttention",
-    "MoE",
-    "QMoE",
-    "DeformConv",
-    "GemmFastGelu",
-    "FusedMatMulActivation",
-    "NhwcFusedConv",
-    "NhwcConv",
-    "GemmFloat8",
-]
+    "Attention", "QAttention", "MultiHeadAttention", "PackedAttention", "LongformerAttention", "DecoderAttention",
+    "MoE", "QMoE", "DeformConv", "GemmFastGelu", "FusedMatMulActivation", "NhwcFusedConv", "NhwcConv", "GemmFloat8",
+]  # fmt: skip
 
 
 def reasons(op, second="w"):
