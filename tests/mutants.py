@@ -50,6 +50,7 @@ ROOMS = ("scaling", "model")
 EQUIVALENT = TREE / "tests" / "equivalent_mutants.txt"
 SOURCES = "sources"  # in a map: the modules as they were
 LIVE = {"survived", "error", "untested"}  # verdicts; the others are killed, timeout and crash
+PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict)
 OVERHEAD = 6.0  # seconds of imports and collection that a mutant may take besides its tests
 
 
@@ -295,17 +296,17 @@ class Workshop:
             for function, new in changed:
                 function.__code__ = new
             return bool(changed)
-        names = _assigned(mutant)
-        if mutant.place.function or not names:
+        if mutant.place.function or not _assigned(mutant):
             return False
         module = sys.modules[_name(mutant.module)]
         made = {**module.__dict__}
         exec(code, made)
-        for name in names:
-            given = module.__dict__[name]
-            for user in [m for n, m in sys.modules.items() if n.startswith("lsuv_cli")]:
-                if user.__dict__.get(name, self) is given:
-                    setattr(user, name, made[name])
+        # What is computed from the changed value is changed as well.
+        for name, given in list(module.__dict__.items()):
+            if isinstance(given, PLAIN) and made[name] != given:
+                for user in [m for n, m in sys.modules.items() if n.startswith("lsuv_cli")]:
+                    if user.__dict__.get(name, self) is given:
+                        setattr(user, name, made[name])
         return True
 
     def imported(self, mutant: Mutant, tests: Sequence[str]) -> int:
