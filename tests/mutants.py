@@ -7,9 +7,10 @@
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
    onnxruntime has threads. There its function gets the changed code, or its name the changed value; everything is
    imported anew only for what a class's body says.
-2. It gets the tests that run its line: those of the file and room named after the module first, then one of each file
-   in turn, the quickest first, until there are --seconds of them; none takes a tenth of that. At the level of the
-   module these are the tests that run a line which reads the name that is assigned.
+2. It gets the tests that run its line: some that have the changed word in their text, then the twenty that run the
+   fewest lines in all, then one of each file in turn, those of the module's name and room first and the quickest first,
+   until there are --seconds of them; none takes a tenth of that. At the level of the module these are the tests that
+   run a line which reads the name.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
@@ -49,6 +50,7 @@ ROOMS = ("scaling", "model")
 EQUIVALENT = TREE / "tests" / "equivalent_mutants.txt"
 SOURCES = "sources"  # in a map: the modules as they were
 LIVE = {"survived", "error", "untested"}  # verdicts; the others are killed, timeout and crash
+PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict)
 OVERHEAD = 6.0  # seconds of imports and collection that a mutant may take besides its tests
 
 
@@ -128,6 +130,8 @@ class Tests:
     def __init__(self, path: Path) -> None:
         self.known = load(path)
         self.by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
+        self.size = {test: sum(map(len, found["lines"].values())) for test, found in self.known.items()}
+        self.texts: dict[str, dict[str, str]] = {}  # file -> test -> its source
         self.readers: dict[str, set[tuple[str, int]]] = defaultdict(set)  # name -> the lines that read it
         for test, found in self.known.items():
             for module, numbers in found["lines"].items():
@@ -147,6 +151,10 @@ class Tests:
             covering = self._nearby(mutant)
         files: dict[str, list[str]] = defaultdict(list)
         quick = [test for test in covering if self.known[test]["seconds"] <= seconds / 10] or covering
+        words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
+        specific = sorted(quick, key=lambda test: (self.size[test], test))
+        chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
+        chosen += [test for test in specific[:20] if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
         room, stem = mutant.module.removesuffix(".py").split("/")
@@ -154,15 +162,27 @@ class Tests:
         def distance(file: str) -> tuple[bool, bool, bool, str]:
             return f"test_{stem}" not in file, f"/{room}/" not in file, file.count("/") < 2, file
 
-        chosen: list[str] = []
-        total = 0.0
+        total = sum(self.known[test]["seconds"] for test in chosen)
         queues = [files[file] for file in sorted(files, key=distance)]
         for turn in range(max(map(len, queues), default=0)):
             for queue in queues:
-                if turn < len(queue) and total < seconds:
+                if turn < len(queue) and total < seconds and queue[turn] not in chosen:
                     chosen.append(queue[turn])
                     total += self.known[queue[turn]]["seconds"]
         return chosen
+
+    def text(self, test: str) -> str:
+        """A test's name and source."""
+        file, _, name = test.partition("::")
+        if file not in self.texts:
+            source = (TREE / file).read_text()
+            functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+            lines = source.splitlines()
+            self.texts[file] = {
+                f.name: "\n".join(lines[min([f, *f.decorator_list], key=lambda n: n.lineno).lineno - 1 : f.end_lineno])
+                for f in functions
+            }
+        return name + self.texts[file].get(name.partition("[")[0], "")
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
         """Of a line at the level of the module: the tests that run a line which reads what is assigned there."""
@@ -276,17 +296,17 @@ class Workshop:
             for function, new in changed:
                 function.__code__ = new
             return bool(changed)
-        names = _assigned(mutant)
-        if mutant.place.function or not names:
+        if mutant.place.function or not _assigned(mutant):
             return False
         module = sys.modules[_name(mutant.module)]
         made = {**module.__dict__}
         exec(code, made)
-        for name in names:
-            given = module.__dict__[name]
-            for user in [m for n, m in sys.modules.items() if n.startswith("lsuv_cli")]:
-                if user.__dict__.get(name, self) is given:
-                    setattr(user, name, made[name])
+        # What is computed from the changed value is changed as well.
+        for name, given in list(module.__dict__.items()):
+            if isinstance(given, PLAIN) and made[name] != given:
+                for user in [m for n, m in sys.modules.items() if n.startswith("lsuv_cli")]:
+                    if user.__dict__.get(name, self) is given:
+                        setattr(user, name, made[name])
         return True
 
     def imported(self, mutant: Mutant, tests: Sequence[str]) -> int:
@@ -309,6 +329,12 @@ def _name(module: str) -> str:
 
 def _file(module: str) -> str:
     return str(TREE / "lsuv_cli" / module)
+
+
+def _word(node: ast.AST) -> str:
+    """The text of a constant, if it is one word."""
+    text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    return "" if " " in text else text
 
 
 def _label(code: CodeType) -> tuple[str, int]:

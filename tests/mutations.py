@@ -13,7 +13,8 @@ Excluded, because no result depends on them:
 
 1. Docstrings, annotations, imports, decorators, assertions, `__repr__`, and what only type checkers read.
 2. Texts: whatever is inside a `raise`, an f-string, or a text with a space. (That an error is raised does matter.)
-3. `strict=` of zip, which asserts something; and calls of what reports progress.
+3. `strict=` of zip, which asserts something; calls of what reports progress; arguments that decide no more than the
+   number of BLAS's threads, or numpy's warnings.
 4. What no test could miss: that a function other than a bool one returns something, that `__init__` sets an attribute.
 """
 
@@ -38,6 +39,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 SILENT = {"progress"}  # calls of what reports progress
+SPEED = {"_bounded_blas", "errstate"}  # calls whose arguments decide threads and warnings, and no result
 
 
 @dataclass
@@ -149,10 +151,15 @@ def _is_excluded(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return True
+    if isinstance(node, ast.Call) and _called(node) in SPEED:
+        return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        called = node.value.func
-        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in SILENT
+        return _called(node.value) in SILENT
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _is_type(value: ast.AST) -> bool:

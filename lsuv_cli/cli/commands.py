@@ -99,7 +99,11 @@ def init(
                     console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
             reports.append(report.to_json())
     if showing.json:
-        _print_json(reports if several else reports[0])
+        models_written = [report["output"] for report in reports if report.get("output")]
+        weights = writing.weights if models_written else None
+        also_written = [file for file in (weights, *pictures.drawn.values()) if file is not None]
+        with terminal.after_writing([*models_written, *also_written]):
+            _print_json(reports if several else reports[0])
     raise typer.Exit(_summed_up([report["exit_code"] for report in reports], console))
 
 
@@ -163,12 +167,15 @@ def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettin
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        elif showing.csv:
-            terminal.write(display.as_csv(report))
-        else:
-            display.show_layers(report, terminal.console(stderr=False))
+        dumped = [] if showing.dump is None else [showing.dump]
+        with terminal.after_writing([*pictures.drawn.values(), *dumped]):
+            if showing.json:
+                _print_json(report.to_json())
+            elif showing.csv:
+                terminal.write(display.as_csv(report))
+            else:
+                display.show_layers(report, terminal.console(stderr=False))
+                terminal.finish()
         if showing.dump is not None:
             console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
 
@@ -214,11 +221,13 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        else:
-            table = terminal.console(stderr=False, quiet=showing.quiet)
-            display.show_verdict(report, table, verbose=showing.verbose)
+        with terminal.after_writing(pictures.drawn.values()):
+            if showing.json:
+                _print_json(report.to_json())
+            else:
+                table = terminal.console(stderr=False, quiet=showing.quiet)
+                display.show_verdict(report, table, verbose=showing.verbose)
+                terminal.finish()
     raise typer.Exit(int(report.exit_code))
 
 
@@ -250,10 +259,12 @@ def compare(
         reports = Comparison({name: wording.report_as_typed(report) for name, report in measured.items()})
         _warn(next(iter(reports.values())), console)
         pictures.draw(reports, typed)
-        if json:
-            _print_json(reports.to_json())
-        else:
-            display.show_comparison(reports, terminal.console(stderr=False))
+        with terminal.after_writing(pictures.drawn.values()):
+            if json:
+                _print_json(reports.to_json())
+            else:
+                display.show_comparison(reports, terminal.console(stderr=False))
+                terminal.finish()
 
 
 @app.command(cls=o.Command, short_help="Write the model without its weights.")

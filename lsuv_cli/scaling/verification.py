@@ -349,7 +349,8 @@ def _makes_shapes(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op_type in SHAPE_MAKERS:
             return True
-        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in node.input[1:]):
+        shapes = node.input if node.op_type == "ConstantOfShape" else node.input[1:]
+        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in shapes):
             return True
     return False
 
