@@ -217,9 +217,11 @@ def inspect(
         {settings}
     """
     call = Call.of(keywords)
-    with _opened(model) as file:
+    with _opened(model, filling=data is None) as file:
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
+        if file.absent:
+            job.warnings.append(f"{len(file.absent)} tensors have no values; give them some with `lsuv init`")
         job.targets(call.drawn)
         with _crew(call.settings, wanted=data is not None) as job.crew:
             return job.as_it_stands("inspect", place)
@@ -246,7 +248,7 @@ def expose(
     Returns the model (None if its weights are in a file beside `output`), and the name of each layer's output.
     """
     checked = Settings.of({"include": include, "exclude": exclude})
-    with _opened(model) as file:
+    with _opened(model, filling=True) as file:
         job = Job(file, checked, None, silent)
         return job.expose(job.targets(None, {"`output`": output}, force).get("`output`"))
 

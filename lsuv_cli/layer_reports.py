@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lsuv_cli.details import Histogram
 from lsuv_cli.model import layers
+from lsuv_cli.model.file import is_stripped
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
@@ -225,7 +226,7 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         variance=moments.variance if moments else None,
         mean=moments.mean if moments else None,
         dead=moments.dead_units if moments else None,
-        weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
+        weight_std=_deviation(graph.array(layer.weight.base)) if _has_values(graph, layer) else None,
         notes=tuple(notes),
     )
 
@@ -265,6 +266,11 @@ def _recurrent(item: Recurrent, status: Status) -> LayerReport:
         item.name, item.op, status, item.module, weight=weight.base, shape=weight.shape, dtype=weight.dtype,
         notes=(note,),
     )  # fmt: skip
+
+
+def _has_values(graph: Graph, layer: Layer) -> bool:
+    """Whether a layer's weight is stored as a tensor with values."""
+    return layer.weight.place != "folded" and not is_stripped(graph.tensors[layer.weight.base])
 
 
 def _deviation(array: Array) -> float:

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lsuv_cli.scaling.filling as filling
 from helpers import model, normal, square, tensor, values, variances
-from lsuv_cli import LsuvError, initialize, strip
+from lsuv_cli import LsuvError, expose, initialize, inspect, strip
 from lsuv_cli.model.file import load
 from shell import RELU, lsuv
 
@@ -93,7 +93,7 @@ def test_equal_seeds_give_equal_bytes():
 
 def test_the_whole_way_as_commands(tmp_path):
     assert lsuv("strip", RELU, "-o", tmp_path / "s.onnx").code == 0
-    looked = lsuv("inspect", tmp_path / "s.onnx")
+    looked = lsuv("inspect", tmp_path / "s.onnx", "--data", "random")
     assert looked.code == 2
     assert "22 tensors have no values" in looked.err
     done = lsuv("init", tmp_path / "s.onnx", "--data", "random", "-o", tmp_path / "f.onnx")
@@ -103,6 +103,26 @@ def test_the_whole_way_as_commands(tmp_path):
     again = lsuv("strip", tmp_path / "s.onnx", "-o", tmp_path / "t.onnx")
     assert again.code == 0
     assert (tmp_path / "t.onnx").read_bytes() == (tmp_path / "s.onnx").read_bytes()
+
+
+def test_the_layers_of_a_stripped_model_are_seen_without_data(tmp_path):
+    small = strip(net())
+    whole, seen = inspect(net()), inspect(small.model)
+    assert [(x.name, x.shape, x.status) for x in seen.layers] == [(x.name, x.shape, x.status) for x in whole.layers]
+    assert {layer.weight_std for layer in seen.layers} == {None}
+    assert any("tensors have no values" in warning for warning in seen.warnings)
+    onnx.save(small.model, tmp_path / "s.onnx")
+    assert "nan" not in lsuv("inspect", tmp_path / "s.onnx").out
+    refused = lsuv("inspect", tmp_path / "s.onnx", "--data", "random")
+    assert refused.code == 2
+    assert "have no values" in refused.err
+
+
+def test_a_stripped_model_can_be_exposed_and_filled():
+    exposed = expose(strip(net()).model)
+    done = initialize(exposed.model, DATA)
+    assert [output.name for output in done.model.graph.output] == ["y", *exposed.outputs.values()]
+    assert done.report.exit_code == 0
 
 
 def test_keep_and_larger_than():
