@@ -23,6 +23,7 @@ from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import Settings
 from lsuv_cli.workers import keeper
 
+ATTEMPTS = 3  # to start Ray
 LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
@@ -109,18 +110,17 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
     count, gpus = settings.workers, _gpus(settings)
     threads = settings.threads or max(1, devices.available_threads() // count)
     with Scratch(_short_place()) as scratch, _kept(scratch.path) as watch:
-        try:
-            _init(
-                ray,
-                address="local",
-                num_cpus=count,
-                num_gpus=count if gpus else 0,
-                include_dashboard=False,
-                _temp_dir=str(scratch.path),
-            )
-        except Exception as problem:
-            reason = " ".join(str(problem).split())[:200]
-            raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
+        how = {"num_cpus": count, "num_gpus": count if gpus else 0, "include_dashboard": False}
+        for attempt in range(ATTEMPTS):  # Ray gives up after 30 seconds, which a busy machine may need for a cold start
+            try:
+                _init(ray, address="local", _temp_dir=str(scratch.path), **how)
+                break
+            except Exception as problem:
+                watch()
+                ray.shutdown()
+                if attempt == ATTEMPTS - 1:
+                    reason = " ".join(str(problem).split())[:200]
+                    raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
         watch()
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:

@@ -57,6 +57,7 @@ class Crew:
     _batches: Sequence[Batch] = ()
     _files: list[Sight] | None = None  # the files that all data is in; None where some of it is not in files
     _whole: Any = None  # the batches in the object store, to be read where the files are seen
+    _way: dict[int, str] = field(default_factory=dict)  # worker -> how it got its data
     _begun: int = 0
     _losses: Counter[object] = field(default_factory=Counter)
 
@@ -181,7 +182,9 @@ class Crew:
         try:
             if self._files is not None and self.get(hand.actor.sees.remote(self._files)):
                 self.get(hand.actor.take.remote(share, numbers, self._whole))
+                self._way[hand.number] = "read"
                 return
+            self._way[hand.number] = "sent"
             hand.actor.take.remote(share, numbers, None)
             sent: list[Any] = []
             for number in numbers:
@@ -213,7 +216,7 @@ class Crew:
         if self.settings.memory is not None:
             return self.settings.memory // len(self.ranges)
         place = self.hand_of(share).place
-        beside = Counter(hand.place.host for hand in self.hands.values())[place.host]
+        beside = Counter(hand.place.node for hand in self.hands.values())[place.node]
         return int(MEMORY_RATIO * place.memory) // beside
 
     # The report
@@ -222,7 +225,8 @@ class Crew:
         found = []
         for number, hand in sorted(self.hands.items()):
             batches = sum(len(self.ranges[share]) for share, owner in self.owner.items() if owner == number)
-            found.append(WorkerReport(hand.place.host, hand.place.pid, hand.place.device, batches))
+            place, data = hand.place, self._way.get(number, "") if batches else ""
+            found.append(WorkerReport(place.host, place.address, place.pid, place.device, batches, data))
         return tuple(found)
 
     def close(self) -> None:

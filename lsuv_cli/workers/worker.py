@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,18 @@ class Place:
     """Where a worker is."""
 
     host: str
+    address: str  # in the Ray cluster
     pid: int
     device: str
     reason: str  # why this device
     memory: int  # bytes of the host's memory that are available
     free: int | None  # bytes that a stage may take there
     own: bool  # the device has memory of its own
+
+    @property
+    def node(self) -> tuple[str, str]:
+        """What the workers of one machine have in common."""
+        return self.host, self.address
 
 
 @dataclass(frozen=True)
@@ -117,8 +124,10 @@ class Worker:
 
     def place(self) -> Place:
         device, free = self.device, free_memory(self.device)
-        host = socket.gethostname()
-        return Place(host, os.getpid(), str(device), device.reason, available_memory(), free, not device.is_host)
+        host, address = whereabouts()
+        return Place(
+            host, address, os.getpid(), str(device), device.reason, available_memory(), free, not device.is_host
+        )
 
     def sees(self, files: Sequence[Sight]) -> bool:
         """Whether all files are here, and are what the driver sees."""
@@ -182,6 +191,13 @@ class Worker:
         self.done = done
 
 
+def whereabouts() -> tuple[str, str]:
+    """The name of this host, and its address in the Ray cluster that this process belongs to."""
+    ray = sys.modules.get("ray")
+    is_in_a_cluster = ray is not None and ray.is_initialized()
+    return socket.gethostname(), ray.util.get_node_ip_address() if ray is not None and is_in_a_cluster else ""
+
+
 def _guarded(work: Callable[[], T]) -> T | Failure:
     try:
         return work()
@@ -191,6 +207,6 @@ def _guarded(work: Callable[[], T]) -> T | Failure:
 
 def free_on_nodes(places: Sequence[Place]) -> int | None:
     """The bytes that a stage may take where the least is free, with the memory of a host shared by its workers."""
-    beside = Counter(place.host for place in places)
-    known = [p.free if p.own else p.free // beside[p.host] for p in places if p.free is not None]
+    beside = Counter(place.node for place in places)
+    known = [p.free if p.own else p.free // beside[p.node] for p in places if p.free is not None]
     return min(known, default=None)
