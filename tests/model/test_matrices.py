@@ -151,6 +151,7 @@ def test_a_norm_that_multiplies_by_one_number():
         {"body": "y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) z = Relu(a)"},
         {"body": "y = Relu(a)"},
         {"body": "y, p, q = BatchNormalization<training_mode=1>(a, s, b, m, v)"},
+        {"body": "k = Add(s, s) y = BatchNormalization<epsilon=0.01>(a, k, b, m, v)"},
         {"body": "k = Add(v, v) y = BatchNormalization<epsilon=0.01>(a, s, b, m, k)"},
     ],
 )
