@@ -365,10 +365,11 @@ def run(options: argparse.Namespace) -> None:
     if options.again:
         chosen = [m for m in chosen if results.get(m.key, {}).get("verdict") in LIVE]
         excused = equivalent()
-        chosen = [m for m in chosen if m.key not in excused]
+        tried = Counter(line["key"] for line in lines_of(options.results))
+        chosen = sorted((m for m in chosen if m.key not in excused), key=lambda m: tried[m.key])
     else:
         chosen = [m for m in chosen if m.key not in results]
-    random.Random(options.seed).shuffle(chosen)
+        random.Random(options.seed).shuffle(chosen)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         files = sorted({test.partition("::")[0] for test in tests.known})
         quiet = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}"]
@@ -377,8 +378,11 @@ def run(options: argparse.Namespace) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The last verdict of each mutant."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {found["key"]: found for found in map(json.loads, lines)}
+    return {found["key"]: found for found in lines_of(path)}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def equivalent() -> dict[str, str]:
