@@ -88,19 +88,23 @@ def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
 
 
 def _is_other(one: Array, other: Array, largest_change: float) -> bool:
-    """Whether two arrays differ by more than a small change: correlation, and ratio of their standard deviations."""
+    """Whether two arrays differ by more than a small change: correlation, and ratio of their standard deviations.
+
+    Where the change of the data made another number of rows (Compress, NonZero), the deviations alone decide.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
-        if not a.size:
+        if not a.size or not b.size:
             return False
         a, b = a - a.mean(), b - b.mean()
-        squares = float(a @ a), float(b @ b)
-        if not all(math.isfinite(x) for x in squares) or max(squares) == 0.0:
+        variances = float(a @ a) / a.size, float(b @ b) / b.size
+        if not all(math.isfinite(x) for x in variances) or max(variances) == 0.0:
             return False
-        if min(squares) == 0.0:
+        if min(variances) == 0.0:
             return True
-        change = math.sqrt(max(squares) / min(squares))
-        return change > largest_change or float(a @ b) < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
+        if math.sqrt(max(variances) / min(variances)) > largest_change:
+            return True
+        return a.size == b.size and float(a @ b) / a.size < LEAST_CORRELATION * math.sqrt(variances[0] * variances[1])
 
 
 def _silent(done: int, total: int) -> None:

@@ -81,3 +81,16 @@ def test_an_input_that_half_precision_rounds_to_zero_leaves_the_weight_alone():
     result = initialize(proto, X)
     assert entry(result, "y").status == "dead"
     assert np.abs(tensor(result.model, "w")).max() <= 1
+
+
+def test_noise_is_looked_for_where_a_small_change_of_the_data_makes_other_rows():
+    """The factors that tell noise from a signal move values across the threshold of Compress."""
+    proto = model("""g (float[N,8] x) => (y, z) {
+        s = ReduceSum<keepdims=0>(x, last) p = Greater(s, limit) c = Compress<axis=0>(x, p) y = MatMul(c, w)
+        d = Sub(x, x) t = Mul(d, x) e = Add(t, tiny) z = MatMul(e, v) }""",
+        w=normal(8, 4), v=normal(8, 4), last=np.array([1]), limit=np.float32(8.001), tiny=1e-7 * normal(8))  # fmt: skip
+    x = np.ones((64, 8), np.float32) * np.linspace(0.999, 1.001, 64, dtype=np.float32)[:, None]
+    x += 0.001 * normal(64, 8, seed=1)
+    result = initialize(proto, x, batch_size="all")
+    assert {layer.name for layer in result.report.layers} == {"y", "z"}
+    assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))

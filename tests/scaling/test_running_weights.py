@@ -95,3 +95,12 @@ def test_arrays_without_a_spread():
     assert not _is_other(one[:0], one[:0], 1.4)
     assert not _is_other(one, np.full(10_000, np.inf), 1.4)
     assert not _is_other(np.full(10_000, np.nan), one, 1.4)
+
+
+def test_arrays_with_another_number_of_rows_are_compared_by_their_deviations():
+    one, _ = mixed(0.0)
+    assert not _is_other(one, one[:9000], 1.4)
+    assert not _is_other(one[:9000], one[::-1], 1.4)
+    assert _is_other(one, 2 * one[:9000], 1.4)
+    assert not _is_other(one, one[:0], 1.4)
+    assert not _is_other(one[:0], one, 1.4)
