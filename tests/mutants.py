@@ -150,14 +150,16 @@ class Tests:
         if not covering:  # a default, or a line of an expression that has no event of its own
             covering = self._nearby(mutant)
         files: dict[str, list[str]] = defaultdict(list)
-        quick = [test for test in covering if self.known[test]["seconds"] <= seconds / 10] or covering
+        room, stem = mutant.module.removesuffix(".py").split("/")
+        quick = [
+            test for test in covering if self.known[test]["seconds"] <= seconds / 10 or f"test_{stem}." in test
+        ] or covering
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
         specific = sorted(quick, key=lambda test: (self.size[test], test))
         chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
         chosen += [test for test in specific[:20] if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
-        room, stem = mutant.module.removesuffix(".py").split("/")
 
         def distance(file: str) -> tuple[bool, bool, bool, str]:
             return f"test_{stem}" not in file, f"/{room}/" not in file, file.count("/") < 2, file

@@ -201,3 +201,16 @@ def test_a_sounding_is_what_numpy_says():
     assert found.shape == (4, 5)
     assert (found.mean, found.variance, found.largest) == pytest.approx((wide.mean(), wide.var(), np.abs(wide).max()))
     assert Sounding.of(array[:0]) == Sounding((0, 5), 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_channels_behind_a_norm_are_divided_by_its_factor(opset):
+    batches = [np.float32(3) * (5 + np.arange(1, 5, dtype=np.float32) * normal(40, 4, seed=k)) for k in range(2)]
+    sounding = Sounding.of(batches[0] / 3)
+    table = np.concatenate(batches).astype(np.float64) / 3
+    whole = measured(Gauge("y", "own", False, sounding, divisor=3.0, channel_axis=1), batches, opset)
+    assert whole.channel_variance == pytest.approx(table.var(axis=0).mean(), rel=1e-4)
+    assert whole.channel_mean_square == pytest.approx((table.mean(axis=0) ** 2).mean(), rel=1e-4)
+    each = measured(Gauge("y", "own", False, sounding, divisor=3.0, channels=Channels(4, -1)), batches, opset)
+    np.testing.assert_allclose(each.channels.mean, table.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(each.channels.variance, table.var(axis=0), rtol=1e-6)

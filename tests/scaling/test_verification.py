@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import normal
+from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import verification
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
 from working_copies import graph_of
@@ -181,3 +182,25 @@ def test_where_half_precision_is():
     assert stored_types(graph, feeds, HALF) == {"h": TensorProto.FLOAT16, "r": TensorProto.FLOAT16}
     assert stored_types(graph, feeds, ALL) == {"h": TensorProto.FLOAT16, "r": TensorProto.FLOAT16}
     assert stored_types(graph, feeds, {}) == {}
+
+
+# Axes of channels
+
+
+@pytest.mark.parametrize(
+    ("body", "weight", "shape", "expected"),
+    [
+        ("y = MatMul(x, w)", (4, 6), (5, 6), 1),
+        ("y = MatMul(x, w)", (4, 6), (5, 3, 6), 2),
+        ("y = MatMul(w, x)", (6, 4), (6, 5), 0),
+        ("y = Gemm(x, w)", (4, 6), (5, 6), 1),
+        ("y = MatMul(x, w)", (4, 6), (6,), None),
+        ("y = MatMul(x, w)", (4, 6), (0, 6), None),
+        ("y = MatMul(x, w)", (2, 4, 6), (2, 5, 6), None),
+        ('y = Einsum<equation="nd,dk->nk">(x, w)', (4, 6), (5, 6), None),
+        ("y = Conv(x, w)", (6, 4, 3), (5, 6, 2), 1),
+    ],
+)
+def test_the_axis_of_channels(body, weight, shape, expected):
+    (layer,) = layers_of(made(body, w=normal(*weight))).layers.layers
+    assert verification._channel_axis(layer, shape) == expected
