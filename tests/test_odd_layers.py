@@ -217,3 +217,15 @@ def test_values_of_a_model_that_the_cpu_does_not_run_as_it_is(tmp_path):
     y = (np.maximum(a, 0) @ normal(8, 4).astype(narrow).astype(np.float32)).astype(narrow).astype(np.float32)
     np.testing.assert_allclose(found["a"], a, rtol=1e-2)
     np.testing.assert_allclose(found["y"], y, rtol=2e-2, atol=1e-2)
+
+
+def test_shapes_and_indices_in_a_data_file(tmp_path):
+    """Every tensor is in the file, however small; those that are no floats are read from it too."""
+    text = """g (float[N,8] x) => (y) {
+        r = Reshape(x, s) g = Gather<axis=2>(r, i) f = Reshape(g, t) k = Add(f, d) y = MatMul(k, w) }"""
+    shapes = {"s": np.array([-1, 2, 4]), "i": np.arange(200) % 4, "t": np.array([-1, 400])}
+    proto = model(text, w=normal(400, 4), d=normal(400), **shapes)
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    x = normal(32, 8, seed=2)
+    result = initialize(tmp_path / "m.onnx", x, output=tmp_path / "o.onnx")
+    assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))
