@@ -13,7 +13,7 @@ from typing import Any
 from typer.main import get_command
 
 from lsuv_cli.cli import app
-from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, Settings, SettingsDict
+from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, INSPECT, JUDGE, Settings, SettingsDict
 
 DOCS = Path(__file__).parent
 
@@ -138,7 +138,7 @@ def python() -> str:
 
 
 def _users(name: str) -> str:
-    if name in LOOK:
+    if name in INSPECT:
         return "all"
     if name in JUDGE:
         return "all but `inspect`"

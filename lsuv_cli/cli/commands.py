@@ -149,7 +149,7 @@ def _summed_up(codes: list[int], console: Console) -> int:
 
 @app.command(cls=o.Command, short_help="Show a model's layers and what they put out.")
 @o.spread
-def inspect(*, model: o.Model, data: o.Sources = None, settings: o.LookSettings, showing: o.Looking) -> None:
+def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettings, showing: o.ShowingInspect) -> None:
     """Show a model's layers, where their weights live and, with data, what they put out."""
     with terminal.errors():
         if showing.json and showing.csv:

@@ -49,7 +49,7 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
         return set() if known is None else {bool(np.any(known))}
     if needs is None or not _is_settled(graph, condition):
         return set()
-    runner = Runner(graph, Plan((), {}, {}, {}), needs, {})
+    runner = Runner(graph, Plan((), {}, {}, {}), needs.alone(needs.batches), {})
     builder = ModelBuilder(graph, own_prefix(graph), {}, {})
     if condition in graph.inputs:  # a graph input must not be an output as well (onnxruntime#21922)
         return {bool(np.any(batch[condition])) for batch in needs.batches}

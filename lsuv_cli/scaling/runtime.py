@@ -17,6 +17,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import constant_value, nodes_inside
+from lsuv_cli.model.graph import SHAPE_BYTES
 from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
@@ -38,7 +39,6 @@ BROKEN_IN_TRAINING = ["ConstantSharing"]
 # EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
 BROKEN_FOR_DROPOUT = ["EliminateDropout"]
 
-SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
 # Errors come as exceptions; onnxruntime's log lines besides them would only clutter stderr.
 ort.set_default_logger_severity(4)
@@ -96,7 +96,7 @@ def open_without_weights(model: onnx.ModelProto) -> None:
     listed = {t.name for t in model.graph.initializer}
     body.input.extend(i for i in model.graph.input if i.name not in listed)
     for tensor in model.graph.initializer:
-        if is_elsewhere(tensor) or tensor.ByteSize() > SMALL_TENSOR:
+        if is_elsewhere(tensor) or tensor.ByteSize() > SHAPE_BYTES:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             body.initializer.append(tensor)
@@ -158,7 +158,7 @@ class Session:
         proto = fused.split(model.proto, device.provider.splits)
         with translated(device=device):
             self._session = open_on(device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
-        self._probed = [name for probe in model.probes for name in probe.fetches]
+        self._measured = [name for each in model.measurements for name in each.fetches]
 
     @property
     def providers(self) -> list[str]:
@@ -166,15 +166,15 @@ class Session:
         return list(self._session.get_providers())
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
-        """Run one batch: the values for later stages, on the host, and the fetched outputs of each probe."""
+        """Run one batch: the values for later stages, on the host, and the fetched outputs of each measurement."""
         feeds = {name: values[value] for value, name in self.model.feeds.items()}
         with translated(device=self.device):
             # Not by IOBinding: an output that it gives keeps the binding alive, with every input, and with the session
             # and all the memory that the session took on the device.
-            fetched = self._session.run_with_ort_values([*self.model.fetches, *self._probed], feeds)
+            fetched = self._session.run_with_ort_values([*self.model.fetches, *self._measured], feeds)
             kept = dict(zip(self.model.fetches, fetched, strict=False))
             numbers = iter(fetched[len(self.model.fetches) :])
-            return kept, [[next(numbers).numpy() for _ in probe.fetches] for probe in self.model.probes]
+            return kept, [[next(numbers).numpy() for _ in each.fetches] for each in self.model.measurements]
 
 
 def open_on(device: Device, model: bytes, options: Any, **more: Any) -> Any:

@@ -40,8 +40,9 @@ from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.noise import find as find_noise
 from lsuv_cli.scaling.pieces import Pieces
 from lsuv_cli.scaling.precision import Retype
-from lsuv_cli.scaling.runner import Batch, Pass, Runner
+from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.shares import Batch, common_type
 from lsuv_cli.scaling.stages import Stage
 from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
@@ -142,9 +143,9 @@ class _Measuring:
         self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
         self.wanted = wanted
         whole = _weight_bytes(look.graph) <= VERIFY_BYTES
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
+        self.plan = stages.in_pieces(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
-        self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
+        self.few = Runner(look.graph, self.plan, needs.alone([needs.few]), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
         self.pieces = Pieces(look.graph, self.layers, self.plan, retype, rounded)
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
@@ -167,8 +168,8 @@ class _Measuring:
                 self.runner.forget(index)
                 self.few.forget(index)
         finally:
-            self.runner.frontier.close()
-            self.few.frontier.close()
+            self.runner.close()
+            self.few.close()
         warnings = self._check_outputs(outputs)
         noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
         moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
@@ -187,10 +188,10 @@ class _Measuring:
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
             session = Session(self._model(stage, gauges, sums), self.needs.device)
-            checked = self._checked(stage, session, gauges)
+            checked = self._checked(session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
-            moments = dict(zip(gauges, self.runner.run(index, session), strict=True))
+            moments = dict(zip(gauges, self.runner.run(index, session.model, session), strict=True))
             doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
             if not doubtful:
                 return {name: replace(m, disputed=checked.get(name)) for name, m in moments.items()}
@@ -201,14 +202,14 @@ class _Measuring:
         found = self.pieces.run(stage, names, self.few, self._input_type)
         return {name: runtime.to_numpy(value) for name, value in found.items() if value.is_tensor()}
 
-    def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
+    def _checked(self, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in session.model.feeds}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
             meter = gauge.meter()
-            meter.add(numbers)
+            meter.add(gauge.sums(numbers))
             here, there = meter.result(), gauge.sounding
             # Where mean² is far above the variance, the variance is known only up to rounding of the mean.
             slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
@@ -220,10 +221,10 @@ class _Measuring:
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
         """Piece input -> a type that all batches and the few samples fit."""
         few = self.few.types(stage)
-        return {name: _common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
+        return {name: common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
 
     def _input_type(self, name: str) -> TypeProto:
-        return _common_type(self.runner.input_type(name), self.few.input_type(name))
+        return common_type(self.runner.input_type(name), self.few.input_type(name))
 
     def _sums(self, stage: Stage) -> list[str]:
         """The residual sums to be measured in a piece: those that it makes, and in a single piece all of them."""
@@ -332,25 +333,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:  # a file name of other bytes
         return False
     return True
-
-
-def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
-    """A tensor's type with the dimensions that two types have in common; any other type as it is."""
-    kind = TypeProto()
-    kind.CopyFrom(one)
-    if not (one.tensor_type.HasField("shape") and other.tensor_type.HasField("shape")):
-        return kind
-    if len(one.tensor_type.shape.dim) != len(other.tensor_type.shape.dim):
-        kind.tensor_type.ClearField("shape")
-        return kind
-    for mine, theirs in zip(kind.tensor_type.shape.dim, other.tensor_type.shape.dim, strict=True):
-        if mine != theirs:
-            mine.Clear()
-    return kind
-
-
-def _silent(done: int, total: int) -> None:
-    pass
 
 
 def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:

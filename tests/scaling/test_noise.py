@@ -83,14 +83,16 @@ def test_an_input_that_half_precision_rounds_to_zero_leaves_the_weight_alone():
     assert np.abs(tensor(result.model, "w")).max() <= 1
 
 
-def test_noise_is_looked_for_where_a_small_change_of_the_data_makes_other_rows():
-    """The factors that tell noise from a signal move values across the threshold of Compress."""
-    proto = model("""g (float[N,8] x) => (y, z) {
-        s = ReduceSum<keepdims=0>(x, last) p = Greater(s, limit) c = Compress<axis=0>(x, p) y = MatMul(c, w)
-        d = Sub(x, x) t = Mul(d, x) e = Add(t, tiny) z = MatMul(e, v) }""",
-        w=normal(8, 4), v=normal(8, 4), last=np.array([1]), limit=np.float32(8.001), tiny=1e-7 * normal(8))  # fmt: skip
-    x = np.ones((64, 8), np.float32) * np.linspace(0.999, 1.001, 64, dtype=np.float32)[:, None]
-    x += 0.001 * normal(64, 8, seed=1)
-    result = initialize(proto, x, batch_size="all")
-    assert {layer.name for layer in result.report.layers} == {"y", "z"}
-    assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))
+def test_noise_beside_a_layer_whose_number_of_rows_a_small_change_decides():
+    """Rows above a threshold that lies between x and x·(1 + 2⁻¹³): the changed run has more of them."""
+    proto = model(
+        f"""g (float[N,8] x) => (y, z) {{ {NOISE} h = MatMul(s, w) y = Relu(h)
+        f = ReduceMax <axes: ints = [1], keepdims: int = 0> (x) c = Greater(f, k) r = Compress <axis: int = 0> (x, c)
+        z = MatMul(r, v) }}""",
+        w=normal(8, 8), v=normal(8, 8), three=np.float32(3), k=np.float32(2), opset=13,
+    )  # fmt: skip
+    x = X.copy()
+    x[0, 0], x[1:32, 0] = 2 - 2e-5, 3  # the first row is above 2 with 2⁻¹³ more
+    result = initialize(proto, x)
+    assert statuses(result) == {"h": "dead", "z": "ok"}
+    assert near_one(variances(result.model, {"x": x}, ["z"], reference=False))

@@ -161,6 +161,39 @@ def test_sums_that_are_no_residual_ones():
     assert [t.raw_data for t in plain.model.graph.initializer] == [t.raw_data for t in bounded.model.graph.initializer]
 
 
+def test_a_shape_that_is_computed_from_a_value_is_no_way_to_it():
+    """As exporters write attention: the layer's output goes through a Reshape whose shape is taken from that output."""
+    text = """g (float[N,16] x) => (float[N,16] y) { [stem] s = MatMul(x, S)
+        [a] b = MatMul(s, A) c = Shape(b) d = Reshape(b, c) [sum1] t = Add(s, d)
+        u = Shape(x) v = Reshape(t, u) [k] l = MatMul(v, K) [sum2] y = Add(v, l) }"""
+    proto = model(text, **{name: normal(16, 16, seed=k) for k, name in enumerate("SAK")})
+    done = initialize(proto, X, residual="bounded")
+    assert [(s.name, s.stream, s.branch, s.layer) for s in done.report.sums] == [
+        ("sum1", 1, 1, "a"),
+        ("sum2", 1, 2, "k"),
+    ]
+    truth = values(done.model, {"x": X}, ["s", "t", "y"])
+    assert np.allclose([value.var() for value in truth.values()], [1, 1.5, 2], rtol=0.2)
+
+
+def test_scores_and_a_mask_are_no_stream():
+    text = """g (float[N,16] x, float[N,16] mask) => (float[N,16] y) { [q] a = MatMul(x, Q) b = Add(a, mask)
+        c = Softmax(b) [k] y = MatMul(c, K) }"""
+    proto = model(text, Q=normal(16, 16), K=normal(16, 16, seed=1))
+    assert not inspect(proto, {"x": X, "mask": np.ones_like(X)}).sums
+
+
+def test_a_sum_behind_the_last_layer_may_read_an_input_of_its_own():
+    """The input is read by no layer; it belongs to no stage."""
+    text = """g (float[N,16] x, float[N,16] late) => (float[N,16] y) { [a] b = MatMul(x, A) c = Tanh(late)
+        [sum] y = Add(b, c) }"""
+    proto = model(text, A=normal(16, 16))
+    feeds = {"x": X, "late": X[::-1].copy()}
+    report = inspect(proto, feeds)
+    truth = values(proto, feeds, ["y"])["y"].var()
+    assert np.isclose(report.sums[0].variance, truth, rtol=1e-4)
+
+
 def test_a_branch_that_ends_in_two_layers_is_left_and_shown():
     text = """g (float[N,16] x) => (float[N,16] y) { [stem] s = MatMul(x, S) [a] b = MatMul(s, A) [g1] h = MatMul(s, G)
         i = Sigmoid(h) j = Mul(b, i) [sum1] t = Add(s, j) [k] l = MatMul(t, K) [sum2] y = Add(t, l) }"""
