@@ -24,7 +24,7 @@ def measured(gauge, batches, opset=18):
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     meter = gauge.meter()
     for batch in batches:
-        meter.add(session.run(list(gauge.fetches), {"y": batch}))
+        meter.add(gauge.sums(session.run(list(gauge.fetches), {"y": batch})))
     return meter.result()
 
 
@@ -129,7 +129,7 @@ def test_what_is_not_finite_has_no_variance(wrong):
     found = measured(gauge_for(batches), batches)
     assert not found.finite
     assert not found.trusted
-    assert found.dead is None
+    assert found.dead_units is None
 
 
 def test_nothing_has_no_moments():
@@ -154,10 +154,10 @@ def test_units_that_are_never_above_zero(opset, dtype):
         batch[:, 1] *= -1
         batch[:, 2] = 0
     found = measured(gauge_for(batches, units=Units(4, (2, 3))), batches, opset)
-    assert found.dead == 0.5
+    assert found.dead_units == 0.5
     rows = [batch[:, :, 0, 0] for batch in batches]
     rows[1][0, 1] = 7
-    assert measured(gauge_for(rows, is_plane=False, units=Units(4, ())), rows, opset).dead == 0.25
+    assert measured(gauge_for(rows, is_plane=False, units=Units(4, ())), rows, opset).dead_units == 0.25
 
 
 @pytest.mark.parametrize("opset", [13, 18])

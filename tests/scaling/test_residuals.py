@@ -287,10 +287,10 @@ def test_bounds_need_scaling():
     ],
 )
 def test_the_target_of_a_branch_beside_a_stream(k, stream, expected):
-    streams = Streams()
+    streams = Streams({}, ())
     streams.begins[1] = (1.0, 1)
     place = Sum("s", "s", "x", "z", "y", 1, k, 4)
-    assert streams.target(place, 1.0, Moments(0, 3.0), Moments(0, stream), joint=False) == pytest.approx(expected)
+    assert streams._bounded(place, 1.0, Moments(0, 3.0), Moments(0, stream), joint=False) == pytest.approx(expected)
 
 
 def test_the_target_of_a_branch_that_is_measured_with_its_stream():
@@ -298,15 +298,15 @@ def test_the_target_of_a_branch_that_is_measured_with_its_stream():
     y = Moments(0, 3.0)
     # z has variance 2, x has 1, and they do not vary together: s²·2 = 0.25, of which y has 3/2.
     together = Moments(0, 2.0, bias_variance=1.0, covariance=0.0)
-    assert Streams().target(place, 1.0, y, together, joint=True) == pytest.approx(0.25 / 2 * 3)
+    assert Streams({}, ())._bounded(place, 1.0, y, together, joint=True) == pytest.approx(0.25 / 2 * 3)
     # With Cov(x, z) = 0.5: 2s² + s + 1 = 1.25.
     s = (-1 + math.sqrt(1 + 2)) / 4
     aligned = Moments(0, 2.0, bias_variance=1.0, covariance=0.5)
-    assert Streams().target(place, 1.0, y, aligned, joint=True) == pytest.approx(max(2 * s * s, 0.0625) / 2 * 3)
-    assert Streams().target(place, 1.0, Moments(0, 0.0), together, joint=True) == 1.0
-    assert Streams().target(place, 1.0, y, Moments(0, 2.0, bias_variance=math.inf), joint=True) == 1.0
+    assert Streams({}, ())._bounded(place, 1.0, y, aligned, joint=True) == pytest.approx(max(2 * s * s, 0.0625) / 2 * 3)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 0.0), together, joint=True) == 1.0
+    assert Streams({}, ())._bounded(place, 1.0, y, Moments(0, 2.0, bias_variance=math.inf), joint=True) == 1.0
 
 
 def test_a_weight_that_ends_several_branches_shares_their_steps():
     place = Sum("s", "s", "x", "z", "y", 1, 1, 4, uses=2)
-    assert Streams().target(place, 1.0, Moments(0, 3.0), Moments(0, 1.0), joint=False) == pytest.approx(0.125)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 3.0), Moments(0, 1.0), joint=False) == pytest.approx(0.125)

@@ -10,7 +10,6 @@ from helpers import normal
 from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling.noise import _is_other
 from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
-from lsuv_cli.settings import PreInit
 from working_copies import graph_of
 
 
@@ -114,8 +113,7 @@ def test_arrays_with_another_number_of_rows_are_compared_by_their_deviations():
 
 def ran(weight, linear=True):
     (layer,) = layers_of(graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=weight)).layers.layers
-    graph = graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=weight)
-    return running_weight(graph, layer, PreInit.KEEP, 0, linear)
+    return running_weight(weight, layer, linear)
 
 
 def test_a_weight_runs_with_the_deviation_of_he():

@@ -9,6 +9,7 @@ from helpers import normal
 from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import verification
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
+from lsuv_cli.scaling.shares import common_type
 from working_copies import graph_of
 
 
@@ -101,17 +102,17 @@ def kind(*dims):
     ],
 )
 def test_the_type_that_two_batches_fit(one, other, expected):
-    assert verification._common_type(one, other) == expected
+    assert common_type(one, other) == expected
 
 
 def test_the_type_that_batches_of_two_ranks_fit():
-    found = verification._common_type(kind(3, 4), kind(3, 4, 1))
+    found = common_type(kind(3, 4), kind(3, 4, 1))
     assert not found.tensor_type.HasField("shape")
     assert found.tensor_type.elem_type == TensorProto.FLOAT
     open_rank = onnx.TypeProto()
     open_rank.tensor_type.elem_type = TensorProto.FLOAT
-    assert verification._common_type(kind(3, 4), open_rank) == kind(3, 4)
-    assert verification._common_type(open_rank, kind(3, 4)) == open_rank
+    assert common_type(kind(3, 4), open_rank) == open_rank
+    assert common_type(open_rank, kind(3, 4)) == open_rank
 
 
 def test_a_path_that_is_not_utf8():
