@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined"
 """Mutation testing of `lsuv_cli/scaling` and `lsuv_cli/model`: how many of the mutants do the tests notice?
 
     python tests/mutants.py map MAP TESTS...   # which lines each test runs, and its time (Python 3.12 or newer)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="union-attr,arg-type"
 """The flat list of nodes: values of Constant nodes, names of bodies, functions that are counted and not written out."""
 
 import numpy as np
