@@ -105,4 +105,4 @@ def _is_other(one: Array, other: Array, largest_change: float) -> bool:
             return True
         if a.size != b.size:
             return False
-        return float(a @ b) / a.size < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
+        return bool(float(a @ b) / a.size < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1]))

@@ -1,6 +1,7 @@
 """Sizes in bytes that are worked out before anything runs, against sizes by hand."""
 
-from typing import ClassVar
+import shutil
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -92,8 +93,8 @@ def test_what_waits_must_fit_into_memory_or_the_temporary_directory(monkeypatch)
     count = len(plan.stages[0].outputs)
 
     def check(waiting, budget, free):
-        usage = memory_needs.shutil.disk_usage("/")._replace(free=free)
-        monkeypatch.setattr(memory_needs.shutil, "disk_usage", lambda place: usage)
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
         memory_needs.check_waiting(plan.stages[0], sizes, 3, waiting, budget)
 
     more = 300 * count
@@ -146,12 +147,13 @@ def test_nothing_is_known_where_inference_fails():
 
 def test_values_in_a_file_follow_one_another(tmp_path):
     class File:
-        places: ClassVar[dict] = {}
+        places: ClassVar[dict[str, Any]] = {}
 
         def put(self, tensor, place):
             self.places[tensor.name] = place
 
-    store = _Store(File(), tmp_path)
+    file: Any = File()
+    store = _Store(file, tmp_path)
     given = {name: normal(5, seed=k) for k, name in enumerate("abc")}
     for name, array in given.items():
         store.put(TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[5]), array)

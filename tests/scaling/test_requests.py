@@ -53,7 +53,7 @@ def test_the_cpu_computes_what_the_cpu_computes(monkeypatch):
     assert devices.probe(PROVIDERS["cpu"], 0) == ""
     real = devices._results
     for factor, told in ((1.0005, ""), (1.01, "is off by 0.01 of what the CPU computes")):
-        calls = []
+        calls: list[object] = []
 
         def off(session, value, calls=calls, factor=factor):
             calls.append(session)

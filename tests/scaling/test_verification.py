@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """Small decisions of verification: which outputs are the same, which shapes may differ between batches."""
 
 import numpy as np
