@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined"
 """Mutation testing of `lsuv_cli/scaling` and `lsuv_cli/model`: how many of the mutants do the tests notice?
 
     python tests/mutants.py map MAP TESTS...   # which lines each test runs, and its time (Python 3.12 or newer)
@@ -7,10 +8,10 @@
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
    onnxruntime has threads. There its function gets the changed code, or its name the changed value; everything is
    imported anew only for what a class's body says.
-2. It gets the tests that run its line: some that have the changed word in their text, then the twenty that run the
-   fewest lines in all, then one of each file in turn, those of the module's name and room first and the quickest first,
-   until there are --seconds of them; none takes a tenth of that. At the level of the module these are the tests that
-   run a line which reads the name.
+2. It gets the tests that run its line: some that have the changed word in their text, those of the file named after the
+   module, the twenty that run the fewest lines in all, then one of each file in turn, those of the module's room first
+   and the quickest first, until there are --seconds of them; none takes a tenth of that. At the level of the module
+   these are the tests that run a line which reads the name, or one that is computed from it.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
@@ -150,14 +151,17 @@ class Tests:
         if not covering:  # a default, or a line of an expression that has no event of its own
             covering = self._nearby(mutant)
         files: dict[str, list[str]] = defaultdict(list)
-        quick = [test for test in covering if self.known[test]["seconds"] <= seconds / 10] or covering
+        room, stem = mutant.module.removesuffix(".py").split("/")
+        quick = [
+            test for test in covering if self.known[test]["seconds"] <= seconds / 10 or f"test_{stem}." in test
+        ] or covering
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
         specific = sorted(quick, key=lambda test: (self.size[test], test))
         chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
-        chosen += [test for test in specific[:20] if test not in chosen]
+        own = [test for test in specific if f"test_{stem}." in test][:40]
+        chosen += [test for test in dict.fromkeys([*own, *specific[:20]]) if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
-        room, stem = mutant.module.removesuffix(".py").split("/")
 
         def distance(file: str) -> tuple[bool, bool, bool, str]:
             return f"test_{stem}" not in file, f"/{room}/" not in file, file.count("/") < 2, file
@@ -186,7 +190,7 @@ class Tests:
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
         """Of a line at the level of the module: the tests that run a line which reads what is assigned there."""
-        lines = {line for name in _assigned(mutant) for line in self.readers[name]}
+        lines = {line for name in _derived(mutant) for line in self.readers[name]}
         return {test for line in lines for test in self.by_line.get(line, ())}
 
     def _nearby(self, mutant: Mutant) -> set[str]:
@@ -349,6 +353,18 @@ def _parts(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
             yield from _parts(part)
 
 
+def _derived(mutant: Mutant) -> set[str]:
+    """The names that are assigned, and those that the module computes from them."""
+    names = set(_assigned(mutant))
+    for node in mutant.place.tree.body if names else ():
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        if names & {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return names
+
+
 def _assigned(mutant: Mutant) -> list[str]:
     """The names that a statement at the level of the module gives a value."""
     for node in mutant.place.tree.body:
@@ -365,10 +381,11 @@ def run(options: argparse.Namespace) -> None:
     if options.again:
         chosen = [m for m in chosen if results.get(m.key, {}).get("verdict") in LIVE]
         excused = equivalent()
-        chosen = [m for m in chosen if m.key not in excused]
+        tried = Counter(line["key"] for line in lines_of(options.results))
+        chosen = sorted((m for m in chosen if m.key not in excused), key=lambda m: tried[m.key])
     else:
         chosen = [m for m in chosen if m.key not in results]
-    random.Random(options.seed).shuffle(chosen)
+        random.Random(options.seed).shuffle(chosen)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         files = sorted({test.partition("::")[0] for test in tests.known})
         quiet = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}"]
@@ -377,8 +394,11 @@ def run(options: argparse.Namespace) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The last verdict of each mutant."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {found["key"]: found for found in map(json.loads, lines)}
+    return {found["key"]: found for found in lines_of(path)}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def equivalent() -> dict[str, str]:

@@ -20,6 +20,6 @@ class Source:
         return numpy_helper.to_array(tensor)
 
 
-def graph_of(text: str, source: Source | None = None, **more: Any) -> Graph:
+def graph_of(text: str, source: Any = None, **more: Any) -> Graph:
     """The working copy of a graph as helpers.model reads it."""
     return graphs.build(model(text, **more), source or Source())

@@ -103,5 +103,6 @@ def _is_other(one: Array, other: Array, largest_change: float) -> bool:
             return True
         if math.sqrt(max(squares) / min(squares)) > largest_change:
             return True
-        alike = LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
-        return a.size == b.size and bool(float(a @ b) / a.size < alike)
+        if a.size != b.size:
+            return False
+        return bool(float(a @ b) / a.size < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1]))

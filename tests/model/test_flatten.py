@@ -1,3 +1,4 @@
+# mypy: disable-error-code="union-attr,arg-type"
 """The flat list of nodes: values of Constant nodes, names of bodies, functions that are counted and not written out."""
 
 import numpy as np
@@ -7,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from helpers import model, normal
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model import flatten
+from lsuv_cli.model import flatten, views
 from lsuv_cli.model.flatten import constant_value, free_name, inner_graphs, label, outer_reads
 from lsuv_cli.model.layers import find
 from working_copies import graph_of
@@ -157,3 +158,29 @@ def test_quantized_operators_have_a_line_with_the_reason(op):
 def test_operators_with_a_weight_inside_have_a_line_with_the_reason(op):
     assert reasons(op) == [(op, f"{op} is no single matrix product")]
     assert reasons(op, "z") == []
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+@pytest.mark.parametrize(("version", "inlined"), [(18, True), (17, True), (12, False)])
+def test_a_function_is_inlined_where_its_operators_have_the_model_s_versions(domain, version, inlined):
+    """Relu is the same in opsets 14 to 18, and another in 12."""
+    body = [helper.make_node("Relu", ["x"], ["y"], domain=domain)]
+    function = helper.make_function("local", "F", ["x"], ["y"], body, [helper.make_opsetid(domain, version)])
+    call = helper.make_node("F", ["x"], ["y"], domain="local")
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    graph = helper.make_graph([call], "g", info[:1], info[1:])
+    flat = flatten.flatten(helper.make_model(graph, functions=[function], opset_imports=opsets), {})
+    assert [node.op_type for node in flat.nodes] == (["Relu"] if inlined else ["F"])
+    assert len(flat.functions) == (not inlined)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape"), [(0, (1, 24)), (1, (2, 12)), (2, (6, 4)), (3, (24, 1)), (-1, (6, 4)), (-3, (1, 24))]
+)
+def test_a_flattened_shape(axis, shape):
+    view = views.flattened((2, 3, 4), axis)
+    array = normal(2, 3, 4)
+    assert view.after == shape
+    np.testing.assert_array_equal(view.forward(array), array.reshape(shape))
+    np.testing.assert_array_equal(view.backward(array.reshape(shape)), array)

@@ -1,5 +1,7 @@
 """A weight as matrices, against products worked out by numpy; and norms that only multiply."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import helper
@@ -104,10 +106,11 @@ def test_what_is_no_plain_product(op, shape, attributes, reason):
 
 
 def test_back_to_the_weight():
-    for op, shape, attributes in [
+    cases: list[Any] = [
         ("Conv", (6, 4, 3, 2), {"group": 2}), ("ConvTranspose", (6, 4, 3, 2), {"group": 2}), ("MatMul", (3, 5, 7), {}),
         ("Einsum", (5, 2, 7), {"equation": "nd,dhk->nhk"}),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for op, shape, attributes in cases:
         weight = normal(*shape)
         found = form(op, shape, **attributes)
         np.testing.assert_array_equal(found.weight(found.matrices(weight), shape), weight)
@@ -151,6 +154,7 @@ def test_a_norm_that_multiplies_by_one_number():
         {"body": "y = BatchNormalization<epsilon=0.01>(a, s, b, m, v) z = Relu(a)"},
         {"body": "y = Relu(a)"},
         {"body": "y, p, q = BatchNormalization<training_mode=1>(a, s, b, m, v)"},
+        {"body": "k = Add(s, s) y = BatchNormalization<epsilon=0.01>(a, k, b, m, v)"},
         {"body": "k = Add(v, v) y = BatchNormalization<epsilon=0.01>(a, s, b, m, k)"},
     ],
 )

@@ -196,5 +196,7 @@ def test_values_in_the_type_of_a_tensor(kind, expected):
     assert _raw(tensor, np.array([-200, -1.5, 0, 3, 300], np.float32)) == expected.tobytes()
 
 
-def test_packed_integers_are_zeros():
-    assert _raw(onnx.TensorProto(data_type=TensorProto.INT4, dims=[5]), np.ones(5, np.float32)) == bytes(3)
+def test_packed_integers():
+    """Two in a byte, the first in its lower half."""
+    tensor = onnx.TensorProto(data_type=TensorProto.INT4, dims=[5])
+    assert _raw(tensor, np.array([1, 2, 3, -1, 5], np.float32)) == b"\x21\xf3\x05"

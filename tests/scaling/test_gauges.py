@@ -24,7 +24,7 @@ def measured(gauge, batches, opset=18):
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     meter = gauge.meter()
     for batch in batches:
-        meter.add(session.run(list(gauge.fetches), {"y": batch}))
+        meter.add(gauge.sums(session.run(list(gauge.fetches), {"y": batch})))
     return meter.result()
 
 
@@ -129,7 +129,7 @@ def test_what_is_not_finite_has_no_variance(wrong):
     found = measured(gauge_for(batches), batches)
     assert not found.finite
     assert not found.trusted
-    assert found.dead is None
+    assert found.dead_units is None
 
 
 def test_nothing_has_no_moments():
@@ -154,10 +154,10 @@ def test_units_that_are_never_above_zero(opset, dtype):
         batch[:, 1] *= -1
         batch[:, 2] = 0
     found = measured(gauge_for(batches, units=Units(4, (2, 3))), batches, opset)
-    assert found.dead == 0.5
+    assert found.dead_units == 0.5
     rows = [batch[:, :, 0, 0] for batch in batches]
     rows[1][0, 1] = 7
-    assert measured(gauge_for(rows, is_plane=False, units=Units(4, ())), rows, opset).dead == 0.25
+    assert measured(gauge_for(rows, is_plane=False, units=Units(4, ())), rows, opset).dead_units == 0.25
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -201,3 +201,16 @@ def test_a_sounding_is_what_numpy_says():
     assert found.shape == (4, 5)
     assert (found.mean, found.variance, found.largest) == pytest.approx((wide.mean(), wide.var(), np.abs(wide).max()))
     assert Sounding.of(array[:0]) == Sounding((0, 5), 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_channels_behind_a_norm_are_divided_by_its_factor(opset):
+    batches = [np.float32(3) * (5 + np.arange(1, 5, dtype=np.float32) * normal(40, 4, seed=k)) for k in range(2)]
+    sounding = Sounding.of(batches[0] / 3)
+    table = np.concatenate(batches).astype(np.float64) / 3
+    whole = measured(Gauge("y", "own", False, sounding, divisor=3.0, channel_axis=1), batches, opset)
+    assert whole.channel_variance == pytest.approx(table.var(axis=0).mean(), rel=1e-4)
+    assert whole.channel_mean_square == pytest.approx((table.mean(axis=0) ** 2).mean(), rel=1e-4)
+    each = measured(Gauge("y", "own", False, sounding, divisor=3.0, channels=Channels(4, -1)), batches, opset)
+    np.testing.assert_allclose(each.channels.mean, table.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(each.channels.variance, table.var(axis=0), rtol=1e-6)

@@ -1,5 +1,8 @@
 """Sizes in bytes that are worked out before anything runs, against sizes by hand."""
 
+import shutil
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 from onnx import TensorProto
@@ -8,6 +11,7 @@ from helpers import normal
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import memory_needs, stages
+from lsuv_cli.scaling.filling import _Store
 from lsuv_cli.scaling.inference import inferred_types
 from working_copies import Source, graph_of
 
@@ -89,8 +93,8 @@ def test_what_waits_must_fit_into_memory_or_the_temporary_directory(monkeypatch)
     count = len(plan.stages[0].outputs)
 
     def check(waiting, budget, free):
-        usage = memory_needs.shutil.disk_usage("/")._replace(free=free)
-        monkeypatch.setattr(memory_needs.shutil, "disk_usage", lambda place: usage)
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
         memory_needs.check_waiting(plan.stages[0], sizes, 3, waiting, budget)
 
     more = 300 * count
@@ -136,3 +140,23 @@ def test_nothing_is_known_where_inference_fails():
     text = "g (float[N,6] x) => (y) { y = MatMul(x, w) }"
     graph = graph_of(text, w=normal(5, 4))
     assert inferred_types(graph, {"x": normal(5, 6)}) == {}
+
+
+# Values of stripped tensors that go to a file
+
+
+def test_values_in_a_file_follow_one_another(tmp_path):
+    class File:
+        places: ClassVar[dict[str, Any]] = {}
+
+        def put(self, tensor, place):
+            self.places[tensor.name] = place
+
+    file: Any = File()
+    store = _Store(file, tmp_path)
+    given = {name: normal(5, seed=k) for k, name in enumerate("abc")}
+    for name, array in given.items():
+        store.put(TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[5]), array)
+    data = (tmp_path / "filled.data").read_bytes()
+    assert data == b"".join(array.tobytes() for array in given.values())
+    assert [(place.offset, place.length) for place in File.places.values()] == [(0, 20), (20, 20), (40, 20)]

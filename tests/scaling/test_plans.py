@@ -11,9 +11,9 @@ from lsuv_cli.scaling import stages
 from working_copies import graph_of
 
 
-def cut(body, outputs="y", longest_chain=stages.LONGEST_CHAIN, **tensors):
+def cut(body, outputs="y", most_pending=stages.MOST_PENDING, **tensors):
     look = layers_of(graph_of(f"g (float[N,8] x) => ({outputs}) {{ {body} }}", **tensors))
-    return stages.cut(look.graph, look.layers.layers, longest_chain)
+    return stages.cut(look.graph, look.layers.layers, most_pending)
 
 
 def grouped(plan):
@@ -23,7 +23,7 @@ def grouped(plan):
 def test_a_chain_of_relus_is_one_stage():
     plan = cut("a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) y = MatMul(s, w)", **square("u", "v", "w"))
     assert grouped(plan) == [["a", "b", "y"]]
-    assert plan.chain == {"a": (), "b": ("a",), "y": ("a", "b")}
+    assert plan.in_front == {"a": (), "b": ("a",), "y": ("a", "b")}
     assert plan.stage_of == {"a": 0, "b": 0, "y": 0}
     assert plan.stages[0].inputs == ("x",)
     assert plan.stages[0].outputs == ()
@@ -32,7 +32,7 @@ def test_a_chain_of_relus_is_one_stage():
 def test_a_tanh_needs_true_values():
     plan = cut("a = MatMul(x, u) r = Relu(a) t = Tanh(r) b = MatMul(t, v) y = MatMul(b, w)", **square("u", "v", "w"))
     assert grouped(plan) == [["a"], ["b", "y"]]
-    assert plan.chain == {"a": (), "b": (), "y": ("b",)}
+    assert plan.in_front == {"a": (), "b": (), "y": ("b",)}
     (waiting,) = plan.stages[1].inputs
     assert plan.stages[0].outputs == (waiting,)
     assert plan.pending[waiting] == ("a",)
@@ -59,9 +59,9 @@ def test_a_chain_has_at_most_sixteen_pending_scales():
     body = " ".join(f"a{k + 1} = MatMul({'x' if k == 0 else f'a{k}'}, {name})" for k, name in enumerate(names))
     plan = cut(body, "a20", **square(*names))
     assert [len(group) for group in grouped(plan)] == [16, 4]
-    assert len(plan.chain["a16"]) == 15
-    assert plan.chain["a17"] == ()
-    short = cut(body, "a20", longest_chain=1, **square(*names))
+    assert len(plan.in_front["a16"]) == 15
+    assert plan.in_front["a17"] == ()
+    short = cut(body, "a20", most_pending=1, **square(*names))
     assert [len(group) for group in grouped(short)] == [1] * 20
 
 
@@ -80,7 +80,7 @@ def test_a_shared_weight_is_measured_by_itself():
     body = "a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) c = MatMul(s, v) q = Relu(c) y = MatMul(q, w)"
     plan = cut(body, **square("u", "v", "w"))
     assert grouped(plan) == [["a"], ["b"], ["y"]]
-    assert plan.chain["b"] == ()
+    assert plan.in_front["b"] == ()
     assert "c" not in plan.stage_of
     beside = cut("a = MatMul(x, v) t = Tanh(a) b = MatMul(x, v) s = Add(t, b) y = MatMul(s, w)", **square("v", "w"))
     assert grouped(beside) == [["a", "b"], ["y"]]
@@ -119,7 +119,7 @@ def test_pieces_for_verification(limit, expected):
     text = """g (float[N,8] x) => (y) {
         a = MatMul(x, u) t = Tanh(a) b = MatMul(t, v) s = Add(t, b) y = MatMul(s, w) }"""
     look = layers_of(graph_of(text, **square("u", "v", "w")))
-    plan = stages.segments(look.graph, look.layers.layers, limit)
+    plan = stages.in_pieces(look.graph, look.layers.layers, limit)
     assert [len(stage.layers) for stage in plan.stages] == expected
     assert sum(len(stage.steps) for stage in plan.stages) == 5
     assert plan.pending == {}

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from helpers import normal
+from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling.noise import _is_other
-from lsuv_cli.scaling.running_weights import RunningWeight
+from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
+from working_copies import graph_of
 
 
 @pytest.mark.parametrize(
@@ -95,3 +97,47 @@ def test_arrays_without_a_spread():
     assert not _is_other(one[:0], one[:0], 1.4)
     assert not _is_other(one, np.full(10_000, np.inf), 1.4)
     assert not _is_other(np.full(10_000, np.nan), one, 1.4)
+
+
+def test_arrays_with_another_number_of_rows_are_compared_by_their_deviations():
+    one, _ = mixed(0.0)
+    assert not _is_other(one, one[:9000], 1.4)
+    assert not _is_other(one[:9000], one[::-1], 1.4)
+    assert _is_other(one, 2 * one[:9000], 1.4)
+    assert not _is_other(one, one[:0], 1.4)
+    assert not _is_other(one[:0], one, 1.4)
+
+
+# A weight as it runs
+
+
+def ran(weight, linear=True):
+    (layer,) = layers_of(graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=weight)).layers.layers
+    return running_weight(weight, layer, linear)
+
+
+def test_a_weight_runs_with_the_deviation_of_he():
+    weight = 5 * normal(4, 30)
+    found = ran(weight.copy())
+    assert (found.array.astype(np.float64) ** 2).mean() == pytest.approx(2 / 4, rel=1e-6)
+    np.testing.assert_allclose(found.array, weight * found.factor, rtol=1e-6)
+
+
+def test_a_weight_that_its_layer_is_not_linear_in_runs_as_it_is():
+    weight = 5 * normal(4, 30)
+    found = ran(weight.copy(), linear=False)
+    assert found.factor == 1.0
+    np.testing.assert_array_equal(found.array, weight)
+
+
+def test_a_weight_of_zeros_runs_as_it_is():
+    found = ran(np.zeros((4, 30), np.float32))
+    assert found.factor == 1.0
+    assert not found.array.any()
+
+
+def test_a_weight_at_the_edge_of_float32():
+    weight = np.float32(1e-35) * normal(4, 30)
+    found = ran(weight.copy())
+    assert (found.array.astype(np.float64) ** 2).mean() == pytest.approx(2 / 4, rel=1e-3)
+    assert found.factor == pytest.approx(math.sqrt(0.5 / (weight.astype(np.float64) ** 2).mean()), rel=1e-6)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type"
 """Small decisions of verification: which outputs are the same, which shapes may differ between batches."""
 
 import numpy as np
@@ -6,8 +7,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import normal
+from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import verification
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
+from lsuv_cli.scaling.shares import common_type
 from working_copies import graph_of
 
 
@@ -100,17 +103,17 @@ def kind(*dims):
     ],
 )
 def test_the_type_that_two_batches_fit(one, other, expected):
-    assert verification._common_type(one, other) == expected
+    assert common_type(one, other) == expected
 
 
 def test_the_type_that_batches_of_two_ranks_fit():
-    found = verification._common_type(kind(3, 4), kind(3, 4, 1))
+    found = common_type(kind(3, 4), kind(3, 4, 1))
     assert not found.tensor_type.HasField("shape")
     assert found.tensor_type.elem_type == TensorProto.FLOAT
     open_rank = onnx.TypeProto()
     open_rank.tensor_type.elem_type = TensorProto.FLOAT
-    assert verification._common_type(kind(3, 4), open_rank) == kind(3, 4)
-    assert verification._common_type(open_rank, kind(3, 4)) == open_rank
+    assert common_type(kind(3, 4), open_rank) == open_rank
+    assert common_type(open_rank, kind(3, 4)) == open_rank
 
 
 def test_a_path_that_is_not_utf8():
@@ -181,3 +184,25 @@ def test_where_half_precision_is():
     assert stored_types(graph, feeds, HALF) == {"h": TensorProto.FLOAT16, "r": TensorProto.FLOAT16}
     assert stored_types(graph, feeds, ALL) == {"h": TensorProto.FLOAT16, "r": TensorProto.FLOAT16}
     assert stored_types(graph, feeds, {}) == {}
+
+
+# Axes of channels
+
+
+@pytest.mark.parametrize(
+    ("body", "weight", "shape", "expected"),
+    [
+        ("y = MatMul(x, w)", (4, 6), (5, 6), 1),
+        ("y = MatMul(x, w)", (4, 6), (5, 3, 6), 2),
+        ("y = MatMul(w, x)", (6, 4), (6, 5), 0),
+        ("y = Gemm(x, w)", (4, 6), (5, 6), 1),
+        ("y = MatMul(x, w)", (4, 6), (6,), None),
+        ("y = MatMul(x, w)", (4, 6), (0, 6), None),
+        ("y = MatMul(x, w)", (2, 4, 6), (2, 5, 6), None),
+        ('y = Einsum<equation="nd,dk->nk">(x, w)', (4, 6), (5, 6), None),
+        ("y = Conv(x, w)", (6, 4, 3), (5, 6, 2), 1),
+    ],
+)
+def test_the_axis_of_channels(body, weight, shape, expected):
+    (layer,) = layers_of(made(body, w=normal(*weight))).layers.layers
+    assert verification._channel_axis(layer, shape) == expected
