@@ -20,12 +20,16 @@ BESIDE = {
     "pipeline": "pipeline",
     "layer_reports": "pipeline",
     "examination": "pipeline",
+    "results": "pipeline",
+    "arguments": "api",
+    "calibration_data": "pipeline",
 }
 BESIDE |= dict.fromkeys(
     [
         "errors",
         "details",
         "settings",
+        "setting_values",
         "text",
         "target_variances",
         "version",

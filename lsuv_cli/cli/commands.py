@@ -92,7 +92,10 @@ def init(
             if also is not None:
                 console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
     if showing.json:
-        _print_json(report.to_json())
+        weights = writing.weights if report.output else None
+        written = [file for file in (report.output, weights, *pictures.drawn.values()) if file is not None]
+        with terminal.after_writing(written):
+            _print_json(report.to_json())
     raise typer.Exit(int(report.exit_code))
 
 
@@ -136,7 +139,8 @@ def _each(
         next(outcomes, None)  # to its end
     listed = [reports[index] for index in range(len(models))]
     if showing.json:
-        _print_json(listed)
+        with terminal.after_writing([report["output"] for report in listed if report.get("output")]):
+            _print_json(listed)
     return _summed_up([report["exit_code"] for report in listed], console)
 
 
@@ -200,12 +204,15 @@ def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettin
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        elif showing.csv:
-            terminal.write(display.as_csv(report))
-        else:
-            display.show_layers(report, terminal.console(stderr=False))
+        dumped = [] if showing.dump is None else [showing.dump]
+        with terminal.after_writing([*pictures.drawn.values(), *dumped]):
+            if showing.json:
+                _print_json(report.to_json())
+            elif showing.csv:
+                terminal.write(display.as_csv(report))
+            else:
+                display.show_layers(report, terminal.console(stderr=False))
+                terminal.finish()
         if showing.dump is not None:
             console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
 
@@ -251,11 +258,13 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        else:
-            table = terminal.console(stderr=False, quiet=showing.quiet)
-            display.show_verdict(report, table, verbose=showing.verbose)
+        with terminal.after_writing(pictures.drawn.values()):
+            if showing.json:
+                _print_json(report.to_json())
+            else:
+                table = terminal.console(stderr=False, quiet=showing.quiet)
+                display.show_verdict(report, table, verbose=showing.verbose)
+                terminal.finish()
     raise typer.Exit(int(report.exit_code))
 
 
@@ -287,10 +296,12 @@ def compare(
         reports = Comparison({name: wording.report_as_typed(report) for name, report in measured.items()})
         _warn(next(iter(reports.values())), console)
         pictures.draw(reports, typed)
-        if json:
-            _print_json(reports.to_json())
-        else:
-            display.show_comparison(reports, terminal.console(stderr=False))
+        with terminal.after_writing(pictures.drawn.values()):
+            if json:
+                _print_json(reports.to_json())
+            else:
+                display.show_comparison(reports, terminal.console(stderr=False))
+                terminal.finish()
 
 
 @app.command(cls=o.Command, short_help="Write the model without its weights.")

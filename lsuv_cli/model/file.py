@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from numpy.typing import NDArray
@@ -106,7 +107,9 @@ class ModelFile:
         self._made.add(where.path)
 
     def array(self, tensor: TensorProto) -> Array:
-        """A tensor's values."""
+        """A tensor's values; NaN for one that was stripped."""
+        if self.absent and is_stripped(tensor):
+            return np.broadcast_to(np.array(np.nan, np.float32), tuple(tensor.dims))
         if is_elsewhere(tensor):
             return from_place(tensor, self.place(tensor))
         try:
@@ -163,7 +166,10 @@ class ModelFile:
                     )
             status = path.stat()
         except OSError as problem:
-            raise wrong(f"cannot be read ({path}: {problem.strerror})", "keep it beside the model") from None
+            todo = "keep it beside the model"
+            if isinstance(problem, FileNotFoundError):
+                todo += ", or let `lsuv init` make the values up with `without_weights`"
+            raise wrong(f"cannot be read ({path}: {problem.strerror})", todo) from None
         if not path.is_file():
             raise wrong(f"is not a file ({path})", "keep it beside the model")
         if status.st_nlink > 1:

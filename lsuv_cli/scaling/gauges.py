@@ -64,6 +64,7 @@ class Units:
 class GaugeSums:
     """What one batch adds to a gauge's meter."""
 
+    rows: int  # the length of the first axis of what was fetched
     count: float = 0.0
     d: float = 0.0
     d2: float = 0.0
@@ -83,7 +84,8 @@ class Gauge:
     sounding: Sounding
     divisor: float = 1.0  # c
     accuracy: float = 1e-3  # the relative error that the variance may have
-    equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
+    equal_groups: bool = False  # groups seem to have the same size in all batches, so the size is not fetched
+    rows: tuple[int, ...] | None = None  # the first axis in each batch, if equal groups depend on its being this long
     units: Units | None = None  # the units whose largest values are fetched, to find dead ones
     channel_axis: int | None = None  # the axis of the channels whose moments are wanted too
     channels: Channels | None = None  # the channels to be measured one by one, always in double
@@ -124,19 +126,21 @@ class Gauge:
         """What one batch adds, from its fetched values."""
         named = dict(zip(self.fetches, fetched, strict=True))
         d, d2 = (np.asarray(named[f"{self.name}.{kind}"], np.float64) for kind in ("d", "d2"))
+        rows = d.shape[0] if d.ndim else 1
         if not d.size:
-            return GaugeSums()
+            return GaugeSums(rows)
         per_group = math.prod(self.sounding.shape[axis] for axis in self.group) if self.group else 1.0
         if not self.equal_groups:
             per_group = float(named[f"{self.name}.count"]) / d.size
         if not per_group:
-            return GaugeSums(per_group=per_group)
+            return GaugeSums(rows, per_group=per_group)
         with np.errstate(over="ignore", invalid="ignore"):
             by_channel = None
             if self.channels is not None:
                 columns = (part.reshape(-1, self.channels.count).sum(axis=0) for part in (d, d2))
                 by_channel = per_group * np.stack(list(columns))
             return GaugeSums(
+                rows,
                 count=per_group * d.size,
                 d=per_group * float(d.sum()),
                 d2=per_group * float(d2.sum()),
@@ -158,7 +162,7 @@ class Gauge:
     def more_careful(self, moments: Moments) -> Gauge:
         """The same measurement in double, shifted by the mean as measured so far."""
         mean = moments.mean if math.isfinite(moments.mean) else self.sounding.mean
-        return replace(self, careful=True, sounding=replace(self.sounding, mean=mean))
+        return replace(self, careful=True, equal_groups=False, sounding=replace(self.sounding, mean=mean))
 
     def nodes(self, opset: int, element_type: int) -> list[NodeProto]:
         """The nodes that compute the gauge's fetched values."""
@@ -174,11 +178,13 @@ class GaugeMeter:
     d: float = 0.0
     d2: float = 0.0
     per_group: float = 1.0
+    rows: list[int] = field(default_factory=list)
     most: Array = field(default_factory=lambda: np.array(-math.inf))
     per_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and of d² for each channel
     by_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and d²
 
     def add(self, sums: GaugeSums) -> None:
+        self.rows.append(sums.rows)
         if sums.per_group is not None:
             self.per_group = sums.per_group
         with np.errstate(over="ignore", invalid="ignore"):
@@ -208,7 +214,8 @@ class GaugeMeter:
             offset, square = self.d / self.count, self.d2 / self.count
         variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
         error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
-        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
+        as_assumed = not gauge.equal_groups or gauge.rows is None or gauge.rows[: len(self.rows)] == tuple(self.rows)
+        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance and as_assumed)
         dead_units = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
         mean = (gauge.shift + offset) / gauge.divisor
         # A constant output leaves a tiny variance by rounding: it counts as 0.

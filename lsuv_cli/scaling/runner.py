@@ -100,7 +100,7 @@ class Runner:
         def done(batches: int) -> None:
             self.needs.progress(index * count + batches, len(self.plan.stages) * count)
 
-        for number, sums in enumerate(self.shares.run(index, model, stage.inputs, done)):
+        for number, sums in enumerate(self.shares.run(index, model, tuple(model.feeds), done)):
             for meter, part in zip(meters, sums, strict=True):
                 meter.add(part)
             if number == 0 and not is_trusted(model, sums):

@@ -61,10 +61,11 @@ class RunningWeight:
         return RunningWeight(self.array * channels.spread(layer, ratios).astype(self.array.dtype), self.factor)
 
     def fits(self, scale: float, dtype: str) -> bool:
-        """Whether scale·W is finite in a type; its smallest and largest entries decide."""
+        """Whether scale·W is finite in a type, and not all zeros; its smallest and largest entries decide."""
         extremes = np.array([self.array.min(initial=0), self.array.max(initial=0)], self.array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            return bool(np.isfinite((extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))).all())
+            scaled = (extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))
+        return bool(np.isfinite(scaled).all() and (scaled.any() or not extremes.any()))
 
 
 def pre_initialized(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, drawn: Drawn) -> Array:

@@ -151,7 +151,8 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
-        self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
+        equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0) and not _makes_shapes(look.graph)
+        self.rows = None if equal_shapes else tuple(len(np.atleast_1d(next(iter(b.values())))) for b in needs.batches)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
@@ -187,7 +188,7 @@ class _Measuring:
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
             session = Session(self._model(stage, gauges, sums), self.needs.device)
-            checked = self._checked(stage, session, gauges)
+            checked = self._checked(session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
             moments = dict(zip(gauges, self.runner.run(index, session.model, session), strict=True))
@@ -201,9 +202,9 @@ class _Measuring:
         found = self.pieces.run(stage, names, self.few, self._input_type)
         return {name: runtime.to_numpy(value) for name, value in found.items() if value.is_tensor()}
 
-    def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
+    def _checked(self, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in session.model.feeds}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
@@ -264,19 +265,22 @@ class _Measuring:
             and layer.op in CONVOLUTIONS
             and 0 not in sounding.shape
             and self._equal_planes(sounding.shape),
+            rows=self.rows,
             units=units,
             channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value of this shape for the few samples has planes of one size in all batches.
+        """Whether a value of this shape for the few samples seems to have planes of one size in all batches.
 
-        It has if every sample has the same shape, and the samples lie along the value's first axis and no other.
+        It has if every sample has the same shape, and the samples lie along the value's first axis and no other. The
+        first axis of a convolution over (channels, samples, ...) may happen to be as long as the few samples are many:
+        the gauge compares it in every batch (`rows`).
         """
-        rows = {np.shape(array)[:1] for array in self.needs.few.values()}
-        if self.equal_shapes and not _makes_shapes(self.graph):
+        if self.rows is None:
             return True
-        return self.equal_samples and rows == {shape[:1]} and shape[0] not in shape[2:]
+        few = {np.shape(array)[:1] for array in self.needs.few.values()}
+        return self.equal_samples and few == {shape[:1]} and shape[0] not in shape[2:]
 
     def _reads_first(self, k: int, name: str) -> bool:
         return list(self.graph.nodes[k].input[:1]) == [name]
@@ -345,7 +349,8 @@ def _makes_shapes(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op_type in SHAPE_MAKERS:
             return True
-        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in node.input[1:]):
+        shapes = node.input if node.op_type == "ConstantOfShape" else node.input[1:]
+        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in shapes):
             return True
     return False
 
