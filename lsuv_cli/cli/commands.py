@@ -22,6 +22,7 @@ from lsuv_cli.cli.pictures import Pictures
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.outputs import Target
 from lsuv_cli.progress import Listener
+from lsuv_cli.spool import Spool
 from lsuv_cli.text import printable
 from lsuv_cli.version import __version__
 
@@ -393,8 +394,8 @@ def _check_streams(models: Sequence[str], data: Sequence[str] | None) -> None:
         raise LsuvError(f"data from a pipe can be read once, and {len(models)} models were given; give a file")
 
 
-def _source(model: str) -> str | bytes:
-    return terminal.read_bytes() if model == "-" else model
+def _source(model: str) -> str | Spool | bytes:
+    return terminal.model_from_stdin() if model == "-" else model
 
 
 def _tell(report: Report, console: Console, *, verbose: bool) -> None:
