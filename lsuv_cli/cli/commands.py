@@ -133,8 +133,10 @@ def _each(
 
             with terminal.errors(failed, so_far):
                 report = wording.report_as_typed(outcome())
+                place = targets[index] if report.output is not None else None
+                report = dataclasses.replace(report, model=models[index], output=place)
                 _tell(report, console, verbose=showing.verbose)
-                reports[index] = dataclasses.replace(report, model=models[index]).to_json()
+                reports[index] = report.to_json()
         next(outcomes, None)  # to its end
     listed = [reports[index] for index in range(len(models))]
     if showing.json:

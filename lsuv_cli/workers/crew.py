@@ -22,6 +22,7 @@ from lsuv_cli.report import WorkerReport
 from lsuv_cli.scaling.drawing import Draw, Drawn
 from lsuv_cli.scaling.shares import Batch, Kinds
 from lsuv_cli.settings import Settings
+from lsuv_cli.version import __version__
 from lsuv_cli.workers.cluster import Cluster, Slot, opened
 from lsuv_cli.workers.draws import DrawnAhead
 from lsuv_cli.workers.passes import SharedPass
@@ -113,13 +114,14 @@ class Crew:
         except self.ray.exceptions.GetTimeoutError:
             return None
         except self.ray.exceptions.RayActorError as problem:
-            cause = getattr(problem, "cause", None)
-            if isinstance(cause, LsuvError):
-                raise cause from None
             raise LsuvError(
-                f"a worker does not start ({_reason(problem)}); every node needs this version of lsuv-cli"
+                f"a worker does not start ({_reason(problem)}); every node needs lsuv-cli {__version__}"
             ) from None
+        if isinstance(place, Failure):
+            raise place.problem
         assert isinstance(place, Place)
+        if place.version != __version__:
+            raise LsuvError(f"{place.host} has lsuv-cli {place.version}, this is {__version__}; install the same there")
         return place
 
     def replace(self, hand: Hand, doing: object, reason: str) -> None:
@@ -167,8 +169,11 @@ class Crew:
         if batches is self._batches:
             return
         self._batches = batches
-        self._files = None if files is None else [Sight.of(path) for path in files]
-        self._whole = None if files is None else self.put(batches)
+        self._files = None
+        if files is not None:
+            with contextlib.suppress(OSError):  # a pipe's temporary file, which has no name any more
+                self._files = [Sight.of(path) for path in files]
+        self._whole = None if self._files is None else self.put(batches)
         count = min(len(self.hands), len(batches))
         ends = [len(batches) * k // count for k in range(count + 1)]
         self.ranges = [range(start, stop) for start, stop in itertools.pairwise(ends)]

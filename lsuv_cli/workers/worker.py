@@ -29,6 +29,7 @@ from lsuv_cli.scaling.drawing import Draw
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.runner import free_memory
 from lsuv_cli.scaling.shares import Batch, Kinds, Share, is_trusted
+from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Place:
     memory: int  # bytes of the host's memory that are available
     free: int | None  # bytes that a stage may take there
     own: bool  # the device has memory of its own
+    version: str = __version__  # of lsuv-cli there
 
     @property
     def node(self) -> tuple[str, str]:
@@ -115,14 +117,19 @@ class Worker:
     def __init__(self, device: str, threads: int | None, directory: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(directory)  # names of data files may be relative
-        self.device = open_device(device, threads)
+        opened = _guarded(lambda: open_device(device, threads))
+        self.problem = opened if isinstance(opened, Failure) else None
+        self.device = open_device("cpu", threads) if isinstance(opened, Failure) else opened
         weights.bound_threads(self.device.threads)
         self.batches: dict[int, Numbered] = {}  # by the share's number
         self.shares: dict[tuple[int, int], Share] = {}  # by the pass and the share's number
         self.stopped = False
         self.done = 0
 
-    def place(self) -> Place:
+    def place(self) -> Place | Failure:
+        """Where this worker is, or why it cannot work there."""
+        if self.problem is not None:
+            return self.problem
         device, free = self.device, free_memory(self.device)
         host, address = whereabouts()
         return Place(

@@ -2,10 +2,10 @@
 
     sudo python tests/workers/two_nodes.py
 
-Each machine has its own network namespace, host name and /tmp; a pair of virtual cables joins them, and nothing else. The
+Each machine has its own network namespace, host name and /tmp; a virtual cable joins them, and nothing else. The
 directory with the model and the data is hidden on the second one. The script runs one process, then both machines by
-`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all files.
-It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
+`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all
+files. It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_AUTH_MODE": "disabled",  # nobody else is in this network
 }
 
 
@@ -67,10 +69,10 @@ class Machine:
     def pids(self) -> list[int]:
         """The processes in the machine's network, but for its holder."""
         found = []
-        wanted = os.readlink(f"/proc/{self.holder.pid}/ns/net")
+        wanted = Path(f"/proc/{self.holder.pid}/ns/net").readlink()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and os.readlink(entry / "ns/net") == wanted:
+                if entry.name.isdecimal() and (entry / "ns/net").readlink() == wanted:
                     found.append(int(entry.name))
         return [pid for pid in found if pid != self.holder.pid]
 
@@ -84,7 +86,11 @@ class Machine:
 def machines(hidden: Path) -> Iterator[dict[str, Machine]]:
     """Two machines that are joined; the directory is not to be seen on the second one."""
     made: dict[str, Machine] = {}
+    hosts = hidden.with_suffix(".hosts")  # Ray finds a node's address by its host name
+    names = "".join(f"{address} machine-{name}\n" for name, address in ADDRESSES.items())
+    hosts.write_text(f"127.0.0.1 localhost\n{names}")
     with contextlib.ExitStack() as stack:
+        stack.callback(hosts.unlink)
         for name in ADDRESSES:
             call("ip", "netns", "add", f"lsuv-{name}")
             stack.callback(call, "ip", "netns", "del", f"lsuv-{name}")
@@ -94,7 +100,7 @@ def machines(hidden: Path) -> Iterator[dict[str, Machine]]:
             call(*ip, "addr", "add", f"{address}/24", "dev", end)
             call(*ip, "link", "set", end, "up")
             call(*ip, "link", "set", "lo", "up")
-            steps = f"mount -t tmpfs none /tmp; hostname machine-{name}; "
+            steps = f"mount -t tmpfs none /tmp; hostname machine-{name}; mount --bind {hosts} /etc/hosts; "
             steps += f"mount -t tmpfs none {hidden}; " if name == "two" else ""
             words = [
                 "ip",
@@ -142,13 +148,15 @@ def compared(machine: Machine, place: Path, reference: bytes, *words: object) ->
         raise Differs(f"exit code {done.returncode}: {done.stderr}")
     report: dict[str, Any] = json.loads(done.stdout)
     say(f"  the same bits, after {time.monotonic() - begun:.1f} s, of them {report['seconds']['total']:.1f} s at work")
-    for worker in report["workers"]:
-        say(
-            f"  {worker['host']} ({worker['address']}): {worker['device']}, {worker['batches']} batches, {worker['data']}"
-        )
+    tell(report)
+    return report
+
+
+def tell(report: dict[str, Any]) -> None:
+    for w in report["workers"]:
+        say(f"  {w['host']} ({w['address']}), {w['device']}: {w['batches']} batches {w['data']}")
     for warning in report["warnings"]:
         say(f"  warning: {warning}")
-    return report
 
 
 def main() -> int:
@@ -203,12 +211,7 @@ def lose_in_a_stage(one: Machine, two: Machine, place: Path, reference: bytes, w
         raise Differs(f"exit code {process.returncode}: {err}")
     report = json.loads(out)
     say(f"  the same bits, {time.monotonic() - begun:.1f} s after the loss")
-    for warning in report["warnings"]:
-        say(f"  warning: {warning}")
-    for worker in report["workers"]:
-        say(
-            f"  {worker['host']} ({worker['address']}): {worker['device']}, {worker['batches']} batches, {worker['data']}"
-        )
+    tell(report)
 
 
 if __name__ == "__main__":
