@@ -9,7 +9,8 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import onnx
@@ -163,6 +164,43 @@ def initialize(
             targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
         job.crew = stack.enter_context(_crew(call.settings, wanted=not dry_run))
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One of several models to initialize, all of whose files are named."""
+
+    model: str
+    data: tuple[str, ...]
+    output: str | None
+    force: bool
+    dry_run: bool
+    without_weights: bool
+    settings: Settings
+
+
+def initialize_each(
+    requests: Sequence[Request], settings: Settings, listen: Listener = silent
+) -> Iterator[tuple[int, Callable[[], Report]]]:
+    """Initialize several models at once, by workers; (place in the list, report or exception) as each ends."""
+    from lsuv_cli.workers import models
+
+    written = next((Path(request.output).parent for request in requests if request.output is not None), None)
+    places = models.Places(tuple(Path(request.model) for request in requests[:1]), written)
+    return models.at_once(_requested, requests, places, settings, listen)
+
+
+def _requested(request: Request, threads: int) -> Report:
+    given = replace(request.settings, workers=None, threads=threads)
+    return initialize(
+        request.model,
+        list(request.data) or None,
+        output=request.output,
+        dry_run=request.dry_run,
+        force=request.force,
+        without_weights=request.without_weights,
+        **given.keywords(),
+    ).report
 
 
 @_documented(JUDGE, tol=CHECK_TOL)

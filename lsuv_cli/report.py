@@ -119,9 +119,11 @@ class WorkerReport:
     """A worker of the run."""
 
     host: str
+    address: str  # of the host in the Ray cluster
     pid: int
     device: str
     batches: int  # that it had in the end
+    data: str = ""  # "read" where it read them from files, "sent" where they were sent to it
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,6 +37,7 @@ BESIDE |= dict.fromkeys(
         "temporary",
         "outputs",
         "scratch",
+        "spool",
         "interruption",
         "progress",
         "safetensors_format",

@@ -79,6 +79,7 @@ class Runner:
         self.crew = None if needs.crew is None or _has_memory(graph) else needs.crew
         if self.crew is not None:
             self.shares = self.crew.begin(kinds)
+        self._first: Batch = {}  # once it is read
         self._sizes: dict[str, int] | None = None  # value -> bytes for the first batch, where onnx infers the shape
 
     @property
@@ -92,7 +93,7 @@ class Runner:
         The run stops after the first batch if a layer's moments are not trusted: the stage is then measured again.
         """
         stage, count = self.plan.stages[index], len(self.needs.batches)
-        self._foresee(stage, self.needs.batches[0])
+        self._foresee(stage)
         self.share.session = session
         meters = [each.meter() for each in model.measurements]
 
@@ -140,12 +141,13 @@ class Runner:
         # The data of a bfloat16 input is float32.
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.retype.get(kind, kind)))
 
-    def _foresee(self, stage: Stage, batch: Batch) -> None:
+    def _foresee(self, stage: Stage) -> None:
         """Refuse a stage that cannot fit in memory before it runs."""
         if self._sizes is None:
-            self._sizes = memory_needs.value_bytes(self.graph, batch)
+            self._first = self.needs.batches[0]
+            self._sizes = memory_needs.value_bytes(self.graph, self._first)
         free = free_memory(self.needs.device) if self.crew is None else self.crew.free_memory()
-        memory_needs.check_batch(stage, self._sizes, batch, free)
+        memory_needs.check_batch(stage, self._sizes, self._first, free)
         waiting = self.shares.waiting
         memory_needs.check_waiting(stage, self._sizes, len(self.needs.batches), waiting, self.needs.memory)
 

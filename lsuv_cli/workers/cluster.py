@@ -23,12 +23,14 @@ from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import Settings
 from lsuv_cli.workers import keeper
 
+ATTEMPTS = 2  # to start Ray
 LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
 }
 
 
@@ -47,6 +49,7 @@ class Cluster:
     ray: Any  # the module
     slots: Sequence[Slot]
     watch: Any  # called when processes were started
+    beside: bool = True  # a worker can be called while it runs a stage; Ray's client cannot do that
 
     @property
     def threads(self) -> int:
@@ -75,7 +78,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             "workers on this machine"
         ) from None
     try:
-        yield Cluster(ray, _slots(ray, settings), lambda: None)
+        yield Cluster(ray, _slots(ray, settings), lambda: None, beside=request == "auto")
     finally:
         ray.shutdown()
 
@@ -109,18 +112,17 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
     count, gpus = settings.workers, _gpus(settings)
     threads = settings.threads or max(1, devices.available_threads() // count)
     with Scratch(_short_place()) as scratch, _kept(scratch.path) as watch:
-        try:
-            _init(
-                ray,
-                address="local",
-                num_cpus=count,
-                num_gpus=count if gpus else 0,
-                include_dashboard=False,
-                _temp_dir=str(scratch.path),
-            )
-        except Exception as problem:
-            reason = " ".join(str(problem).split())[:200]
-            raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
+        how = {"num_cpus": count, "num_gpus": count if gpus else 0, "include_dashboard": False}
+        for attempt in range(ATTEMPTS):  # a busy machine may need longer for a cold start than Ray waits
+            try:
+                _init(ray, address="local", _temp_dir=str(scratch.path), **how)
+                break
+            except Exception as problem:
+                watch()
+                ray.shutdown()
+                if attempt == ATTEMPTS - 1:
+                    reason = " ".join(str(problem).split())[:200]
+                    raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
         watch()
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:

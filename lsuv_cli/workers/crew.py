@@ -22,6 +22,7 @@ from lsuv_cli.report import WorkerReport
 from lsuv_cli.scaling.drawing import Draw, Drawn
 from lsuv_cli.scaling.shares import Batch, Kinds
 from lsuv_cli.settings import Settings
+from lsuv_cli.version import __version__
 from lsuv_cli.workers.cluster import Cluster, Slot, opened
 from lsuv_cli.workers.draws import DrawnAhead
 from lsuv_cli.workers.passes import SharedPass
@@ -57,6 +58,7 @@ class Crew:
     _batches: Sequence[Batch] = ()
     _files: list[Sight] | None = None  # the files that all data is in; None where some of it is not in files
     _whole: Any = None  # the batches in the object store, to be read where the files are seen
+    _way: dict[int, str] = field(default_factory=dict)  # worker -> how it got its data
     _begun: int = 0
     _losses: Counter[object] = field(default_factory=Counter)
 
@@ -112,13 +114,14 @@ class Crew:
         except self.ray.exceptions.GetTimeoutError:
             return None
         except self.ray.exceptions.RayActorError as problem:
-            cause = getattr(problem, "cause", None)
-            if isinstance(cause, LsuvError):
-                raise cause from None
             raise LsuvError(
-                f"a worker does not start ({_reason(problem)}); every node needs this version of lsuv-cli"
+                f"a worker does not start ({_reason(problem)}); every node needs lsuv-cli {__version__}"
             ) from None
+        if isinstance(place, Failure):
+            raise place.problem
         assert isinstance(place, Place)
+        if place.version != __version__:
+            raise LsuvError(f"{place.host} has lsuv-cli {place.version}, this is {__version__}; install the same there")
         return place
 
     def replace(self, hand: Hand, doing: object, reason: str) -> None:
@@ -166,8 +169,11 @@ class Crew:
         if batches is self._batches:
             return
         self._batches = batches
-        self._files = None if files is None else [Sight.of(path) for path in files]
-        self._whole = None if files is None else self.put(batches)
+        self._files = None
+        if files is not None:
+            with contextlib.suppress(OSError):  # a pipe's temporary file, which has no name any more
+                self._files = [Sight.of(path) for path in files]
+        self._whole = None if self._files is None else self.put(batches)
         count = min(len(self.hands), len(batches))
         ends = [len(batches) * k // count for k in range(count + 1)]
         self.ranges = [range(start, stop) for start, stop in itertools.pairwise(ends)]
@@ -181,7 +187,9 @@ class Crew:
         try:
             if self._files is not None and self.get(hand.actor.sees.remote(self._files)):
                 self.get(hand.actor.take.remote(share, numbers, self._whole))
+                self._way[hand.number] = "read"
                 return
+            self._way[hand.number] = "sent"
             hand.actor.take.remote(share, numbers, None)
             sent: list[Any] = []
             for number in numbers:
@@ -213,7 +221,7 @@ class Crew:
         if self.settings.memory is not None:
             return self.settings.memory // len(self.ranges)
         place = self.hand_of(share).place
-        beside = Counter(hand.place.host for hand in self.hands.values())[place.host]
+        beside = Counter(hand.place.node for hand in self.hands.values())[place.node]
         return int(MEMORY_RATIO * place.memory) // beside
 
     # The report
@@ -222,7 +230,8 @@ class Crew:
         found = []
         for number, hand in sorted(self.hands.items()):
             batches = sum(len(self.ranges[share]) for share, owner in self.owner.items() if owner == number)
-            found.append(WorkerReport(hand.place.host, hand.place.pid, hand.place.device, batches))
+            place, data = hand.place, self._way.get(number, "") if batches else ""
+            found.append(WorkerReport(place.host, place.address, place.pid, place.device, batches, data))
         return tuple(found)
 
     def close(self) -> None:

@@ -1,17 +1,20 @@
 """A process that sees to it that no process of a local Ray outlives the driver, however the driver ends.
 
 Ray's own servers end with the driver, and its workers soon after; its agents may go on for a minute. The keeper is
-started before Ray, with the driver's process id and Ray's directory. At every byte on standard input it notes the
-processes below the driver that belong to that directory. At the end of standard input the driver has ended: it kills
-those that are left, and removes the directory. It is run as a script and imports only what starts at once.
+started before Ray, with the driver's process id and Ray's directory. Twice a second, and at every byte on standard
+input, it notes the processes below the driver that belong to that directory. At the end of standard input the driver
+has ended: it kills those that are left, and removes the directory. It is run as a script and imports only what starts
+at once.
 """
 
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 
+POLL = 0.5  # seconds
 GRACE = 0.3  # seconds for processes that end by themselves
 
 
@@ -53,9 +56,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kept: dict[int, int] = {}
-    while os.read(0, 1):
+    asked = b"."
+    while asked:
         kept |= below(driver, directory)
-        os.write(1, b".")
+        ready, _, _ = select.select([0], [], [], POLL)  # the driver may end while Ray starts
+        asked = os.read(0, 1) if ready else b"."
+        if ready and asked:
+            kept |= below(driver, directory)
+            os.write(1, b".")
     end = time.monotonic() + GRACE
     while kept.items() & {pid: begun for pid, (_, begun) in processes().items()}.items():
         if time.monotonic() > end:

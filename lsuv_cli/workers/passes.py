@@ -69,7 +69,6 @@ class SharedPass:
             for share in range(1, len(results)):
                 kind = common_type(kind, results[share].types[name])
             self._types[name] = kind
-        self._waiting = {share: result.waiting for share, result in results.items()}
 
     def types(self, names: Sequence[str]) -> dict[str, TypeProto]:
         return {name: self._types[name] for name in names}
@@ -113,14 +112,18 @@ class SharedPass:
                 del running[share]
                 try:
                     results[share] = self.crew.get(reference)
+                    self._take(share, results[share])
                 except Lost as problem:
                     self.crew.replace(hand, (self.number, index), str(problem))
                     running[share] = self._start(share, index)
         done(self._progress({}, results))
 
+    def _take(self, share: int, ran: Ran) -> None:
+        self._waiting[share] = ran.waiting
+
     def _progress(self, running: dict[int, tuple[Hand, Any]], results: dict[int, Ran]) -> int:
         """How many batches all workers together have run."""
-        asked = [hand.actor.progress.options(concurrency_group="control").remote() for hand, _ in running.values()]
+        asked = [self._beside(hand.actor.progress) for hand, _ in running.values()] if self.crew.cluster.beside else []
         finished = sum(len(result.sums) for result in results.values())
         ready, _ = self.crew.ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
         for reference in ready:
@@ -128,11 +131,15 @@ class SharedPass:
                 finished += self.crew.ray.get(reference)
         return finished
 
+    def _beside(self, method: Any) -> Any:
+        """Call a worker's method while a stage runs there."""
+        return method.options(concurrency_group="control").remote()
+
     def _stop(self, running: dict[int, tuple[Hand, Any]]) -> None:
         """End what still runs, each worker after its present batch."""
         if not running:
             return
-        for hand, _ in running.values():
-            hand.actor.stop.options(concurrency_group="control").remote()
+        for hand, _ in running.values() if self.crew.cluster.beside else ():
+            self._beside(hand.actor.stop)
         self.crew.ray.wait([reference for _, reference in running.values()], num_returns=len(running), timeout=None)
         running.clear()

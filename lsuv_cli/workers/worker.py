@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from lsuv_cli.scaling.drawing import Draw
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.runner import free_memory
 from lsuv_cli.scaling.shares import Batch, Kinds, Share, is_trusted
+from lsuv_cli.version import __version__
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -40,12 +42,19 @@ class Place:
     """Where a worker is."""
 
     host: str
+    address: str  # in the Ray cluster
     pid: int
     device: str
     reason: str  # why this device
     memory: int  # bytes of the host's memory that are available
     free: int | None  # bytes that a stage may take there
     own: bool  # the device has memory of its own
+    version: str = __version__  # of lsuv-cli there
+
+    @property
+    def node(self) -> tuple[str, str]:
+        """What the workers of one machine have in common."""
+        return self.host, self.address
 
 
 @dataclass(frozen=True)
@@ -108,17 +117,24 @@ class Worker:
     def __init__(self, device: str, threads: int | None, directory: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(directory)  # names of data files may be relative
-        self.device = open_device(device, threads)
+        opened = _guarded(lambda: open_device(device, threads))
+        self.problem = opened if isinstance(opened, Failure) else None
+        self.device = open_device("cpu", threads) if isinstance(opened, Failure) else opened
         weights.bound_threads(self.device.threads)
         self.batches: dict[int, Numbered] = {}  # by the share's number
         self.shares: dict[tuple[int, int], Share] = {}  # by the pass and the share's number
         self.stopped = False
         self.done = 0
 
-    def place(self) -> Place:
+    def place(self) -> Place | Failure:
+        """Where this worker is, or why it cannot work there."""
+        if self.problem is not None:
+            return self.problem
         device, free = self.device, free_memory(self.device)
-        host = socket.gethostname()
-        return Place(host, os.getpid(), str(device), device.reason, available_memory(), free, not device.is_host)
+        host, address = whereabouts()
+        return Place(
+            host, address, os.getpid(), str(device), device.reason, available_memory(), free, not device.is_host
+        )
 
     def sees(self, files: Sequence[Sight]) -> bool:
         """Whether all files are here, and are what the driver sees."""
@@ -182,6 +198,13 @@ class Worker:
         self.done = done
 
 
+def whereabouts() -> tuple[str, str]:
+    """The name of this host, and its address in the Ray cluster that this process belongs to."""
+    ray = sys.modules.get("ray")
+    is_in_a_cluster = ray is not None and ray.is_initialized()
+    return socket.gethostname(), ray.util.get_node_ip_address() if ray is not None and is_in_a_cluster else ""
+
+
 def _guarded(work: Callable[[], T]) -> T | Failure:
     try:
         return work()
@@ -191,6 +214,6 @@ def _guarded(work: Callable[[], T]) -> T | Failure:
 
 def free_on_nodes(places: Sequence[Place]) -> int | None:
     """The bytes that a stage may take where the least is free, with the memory of a host shared by its workers."""
-    beside = Counter(place.host for place in places)
-    known = [p.free if p.own else p.free // beside[p.host] for p in places if p.free is not None]
+    beside = Counter(place.node for place in places)
+    known = [p.free if p.own else p.free // beside[p.node] for p in places if p.free is not None]
     return min(known, default=None)

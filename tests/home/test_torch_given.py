@@ -253,6 +253,21 @@ def test_batches_that_are_no_dense_tensors_are_refused():
     assert refused(plain(), data().numpy()).startswith("the type ndarray is no batch")
 
 
+def test_a_list_of_images_is_no_input_and_its_backbone_is():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = plain()
+
+        def forward(self, images, targets=None):
+            return [self.backbone(image) for image in images]
+
+    net = Detector()
+    assert refused(net, ([data(), data()],)).endswith("such as net.backbone")
+    assert lsuv_(net.backbone, data()).exit_code == 0
+    assert variances(net, [data()]) == pytest.approx([1, 1, 1], abs=1e-4)
+
+
 def test_the_random_states_are_restored_after_a_shuffled_loader_and_a_random_network():
     class Noisy(nn.Linear):
         def forward(self, x):

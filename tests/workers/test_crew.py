@@ -5,6 +5,7 @@ test_ray.py tells the same on Ray.
 
 import pickle
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from lsuv_cli.workers.worker import Sight, Worker
 from shell import lsuv
 from stories import BATCH, SAMPLES, STORIES, bits, figures, tanhs
 
-ONE = {"device": "cpu", "threads": 1, "batch_size": BATCH}
+ONE: Any = {"device": "cpu", "threads": 1, "batch_size": BATCH}
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_worker_lost_in_the_third_stage_is_replayed_through_two(monkeypatch):
             engine.lost_at = lose_at_third
         return real(actor, name, given)
 
-    engine.call = call
+    monkeypatch.setattr(engine, "call", call)
     with installed(monkeypatch, engine):
         several = initialize(graph, data, workers=2, **ONE)
     assert bits(several) == bits(one)
@@ -164,6 +165,18 @@ def test_report_and_json_say_how_many_and_where(engine):
     told = report.to_json()["workers"]
     assert [worker["batches"] for worker in told] == [5, 5]
     assert told[0]["device"] == "CPU, 1 thread"
+
+
+def test_verbose_shows_who_does_what(engine, tmp_path):
+    import onnx
+
+    onnx.save(tanhs(), tmp_path / "m.onnx")
+    np.save(tmp_path / "c.npy", normal(SAMPLES, 16))
+    words = ["--threads", 1, "--device", "cpu", "--batch-size", BATCH, "--workers", 2]
+    done = lsuv("check", tmp_path / "m.onnx", "--data", tmp_path / "c.npy", *words, "-v")
+    told = [line for line in done.out.splitlines() if line.startswith("worker ")]
+    assert [line.partition(":")[0] for line in told] == ["worker 1", "worker 2"]
+    assert all(line.endswith("CPU, 1 thread; 5 batches read") for line in told)
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
