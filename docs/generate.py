@@ -42,7 +42,8 @@ Exit codes, the same for all commands:
 | 0 | done |
 | 1 | done, but some layer is outside the tolerance, no layer was initialized, a tensor has no way into `--weights`, \
 or `doctor` found something off |
-| 2 | the request or an input is wrong; nothing was written for it |
+| 2 | the request or an input is wrong, and nothing was written for it; or standard output cannot be written, and the \
+line on stderr says what was |
 | 130 | interrupted; the line on stderr says whether anything was written |
 
 `lsuv --version` prints the version, `lsuv --install-completion` installs completion for the shell it runs in (tried

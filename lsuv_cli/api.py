@@ -9,8 +9,9 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import onnx
 
@@ -60,6 +61,9 @@ __all__ = [
     "measure",
     "strip",
 ]
+
+if TYPE_CHECKING:
+    from lsuv_cli.workers.crew import Crew
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 LSUV = "lsuv"
@@ -158,7 +162,45 @@ def initialize(
             place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
             job.warnings.append(filling.fill(file, call.settings.seed, place))
             targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
+        job.crew = stack.enter_context(_crew(call.settings, wanted=not dry_run))
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One of several models to initialize, all of whose files are named."""
+
+    model: str
+    data: tuple[str, ...]
+    output: str | None
+    force: bool
+    dry_run: bool
+    without_weights: bool
+    settings: Settings
+
+
+def initialize_each(
+    requests: Sequence[Request], settings: Settings, listen: Listener = silent
+) -> Iterator[tuple[int, Callable[[], Report]]]:
+    """Initialize several models at once, by workers; (place in the list, report or exception) as each ends."""
+    from lsuv_cli.workers import models
+
+    written = next((Path(request.output).parent for request in requests if request.output is not None), None)
+    places = models.Places(tuple(Path(request.model) for request in requests[:1]), written)
+    return models.at_once(_requested, requests, places, settings, listen)
+
+
+def _requested(request: Request, threads: int) -> Report:
+    given = replace(request.settings, workers=None, threads=threads)
+    return initialize(
+        request.model,
+        list(request.data) or None,
+        output=request.output,
+        dry_run=request.dry_run,
+        force=request.force,
+        without_weights=request.without_weights,
+        **given.keywords(),
+    ).report
 
 
 @_documented(JUDGE, tol=CHECK_TOL)
@@ -186,7 +228,8 @@ def measure(
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
-        return job.as_it_stands("measure")
+        with _crew(call.settings) as job.crew:
+            return job.as_it_stands("measure")
 
 
 @_documented(INSPECT)
@@ -218,7 +261,8 @@ def inspect(
         if file.absent:
             job.warnings.append(f"{len(file.absent)} tensors have no values; give them some with `lsuv init`")
         job.targets(call.drawn)
-        return job.as_it_stands("inspect", place)
+        with _crew(call.settings, wanted=data is not None) as job.crew:
+            return job.as_it_stands("inspect", place)
 
 
 @checked
@@ -280,15 +324,16 @@ def compare(
     sources = as_sources(data)
     reports = {}
     read = None  # once: a loader or a stream may give other data the next time, or none
-    with _opened(model) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(model))
         Job(file, checked, sources, listen).targets(call.drawn)
+        crew = stack.enter_context(_crew(checked))
         for name, settings in chosen.items():
+            copy, used = (file, checked) if name == PreInit.KEEP else (file.copy(), settings)
+            job = Job(copy, used, sources, listen, details=call.details, with_sums=True, calibration=read, crew=crew)
             if name == PreInit.KEEP:
-                job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.as_it_stands("measure")
             else:
-                copy = file.copy()
-                job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.initialize(None, None, dry_run=False).report
             read = job.calibration
     return Comparison(_outlined_once(reports))
@@ -361,6 +406,15 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
         known = ", ".join([LSUV, *(f"{LSUV}+{option}" for option in OPTIONS), *PreInit])
         raise LsuvError(f"`inits` {','.join(unknown) or 'none'}: choose among {known}")
     return found
+
+
+def _crew(settings: Settings, *, wanted: bool = True) -> contextlib.AbstractContextManager[Crew | None]:
+    """The workers that the settings ask for, as long as the context lasts."""
+    if settings.workers is None or not wanted:
+        return contextlib.nullcontext()
+    from lsuv_cli.workers.crew import crew
+
+    return crew(settings)
 
 
 @contextlib.contextmanager

@@ -93,6 +93,8 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("scaled at the first use of its weight")
             if layer.keeps_bias:
                 notes.append("bias kept")
+            if turn is not None and turn.status is Status.OUTSIDE:
+                notes.append(f"not scaled: with its scale, the {layer.activation} inside makes its output constant")
             if turn is not None and turn.centred:
                 notes.append("bias centred")
             found = findings.verified.get(layer.output)

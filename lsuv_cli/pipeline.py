@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -36,12 +36,15 @@ from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
 from lsuv_cli.scaling.residuals import Sum
-from lsuv_cli.scaling.runner import Pass
+from lsuv_cli.scaling.runner import Pass, drawn_ahead
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.verification import ModelMoments, Wanted
 from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
+
+if TYPE_CHECKING:
+    from lsuv_cli.workers.crew import Crew
 
 Array = NDArray[Any]
 
@@ -73,6 +76,7 @@ class Job:
     details: bool = False  # look closely at every layer, for a page
     with_sums: bool = False  # measure residual sums too
     calibration: Calibration | None = None  # the data, once it is read
+    crew: Crew | None = None  # the workers, if there are any
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -90,7 +94,8 @@ class Job:
         }
         for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
             raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
-        with self._guesses_told(), Draft(self.file, None if dry_run else output) as draft:
+        bounded = weights.bounded_threads(self._threads)
+        with self._guesses_told(), bounded, Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
             files = layer_details.fingerprints(self.file) if self.details else {}
@@ -259,6 +264,11 @@ class Job:
         return self._report(command, entries, run, stages=len(plan.stages), sums=shown, details=details)
 
     @property
+    def _threads(self) -> int | None:
+        """The threads of this process: as asked, or as many as a worker has, so that both compute the same bits."""
+        return self.settings.threads if self.crew is None else self.crew.cluster.threads
+
+    @property
     def _writes_recurrent(self) -> bool:
         return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
 
@@ -271,7 +281,7 @@ class Job:
 
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
-        device = devices.open_device(self.settings.device, self.settings.threads)
+        device = devices.open_device(self.settings.device, self._threads)
         graph = graphs.build(self.file.proto, self.file)
         data = self._calibration(graph) if self.data is not None else None
         branches: dict[str, bool] = {}
@@ -283,15 +293,25 @@ class Job:
         }:
             branches |= more
             graph = graphs.build(self.file.proto, self.file, branches)
+        self.warnings += which.undecided(graph) if data else []
         look = prepare.layers_of(graph)
-        return _Run(look, branches, _fitting(look, data, device) if data else None, device)
+        fitting = _fitting(look, data, device) if data else None
+        if self.crew is not None and fitting is not None:
+            self.crew.share_out(fitting.batches, fitting.files)
+        return _Run(look, branches, fitting, device)
 
     def _pass(self, phase: str, data: Calibration, device: Device) -> Pass:
         given = self.settings.memory
         accuracy = min(max(self.settings.tol / 10, FINEST_ACCURACY), COARSEST_ACCURACY)
         memory = int(FRONTIER_RATIO * available_memory()) if given is None else given
         return Pass(
-            data.batches, device, memory, lambda done, total: self.listen(phase, done, total), accuracy, data.few
+            data.batches,
+            device,
+            memory,
+            lambda done, total: self.listen(phase, done, total),
+            accuracy,
+            data.few,
+            self.crew,
         )
 
     def _calibration(self, graph: Graph) -> Calibration:
@@ -311,8 +331,12 @@ class Job:
             for weight, form in item.weights:
                 matrices = weights.pre_initialize(kind, form.shape, weights.stream(seed, weight.base))
                 draft.store(graph.tensors[weight.base], weight.stored(form.weight(matrices, weight.shape)))
-        for base, users in layers.by_tensor(prepared.layers.layers).items() if not self.settings.rescale else ():
-            draft.store(graph.tensors[base], pre_initialized(graph, users[0], kind, seed))
+        if self.settings.rescale:
+            return
+        first = {base: users[0] for base, users in layers.by_tensor(prepared.layers.layers).items()}
+        drawn = drawn_ahead(list(first.values()), kind, seed, self.crew)
+        for base, layer in first.items():
+            draft.store(graph.tensors[base], pre_initialized(graph, layer, kind, seed, drawn))
 
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
@@ -404,6 +428,7 @@ class Job:
     ) -> Report:
         self._took("total", self.begun)
         data = run.data
+        told = self.crew.told if self.crew is not None else []
         return Report(
             command=command,
             version=__version__,
@@ -415,7 +440,8 @@ class Job:
             data=data.source if data else "",
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
-            warnings=tuple(dict.fromkeys(self.warnings)),
+            workers=self.crew.reports() if self.crew is not None else (),
+            warnings=tuple(dict.fromkeys([*self.warnings, *told])),
             seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
             **facts,
         )

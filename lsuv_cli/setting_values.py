@@ -178,6 +178,17 @@ def targets(given: object) -> TargetVariances:
         raise Unfit(target_variances.FORMS) from None
 
 
+def workers(given: object) -> int | str:
+    """A number of workers on this machine, or where a Ray cluster is."""
+    if isinstance(given, str) and given.isdecimal() and len(given) <= MOST_DIGITS:
+        given = int(given)
+    if isinstance(given, str) and (given == "auto" or re.fullmatch(r"ray://[^/\s]+:\d{1,5}", given)):
+        return given
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:
+        raise Unfit("a positive number, auto, or ray://HOST:PORT")
+    return int(given)
+
+
 def bytes_of(given: object) -> int:
     """A number of bytes, or a text such as 8G."""
     if not isinstance(given, str):

@@ -23,6 +23,7 @@ from lsuv_cli.setting_values import About
 from lsuv_cli.target_variances import TargetVariances
 
 MOST_THREADS = max(256, os.cpu_count() or 1)  # each thread takes a stack and time to start
+MOST_WORKERS = 1024
 MOST_SIZE = 8192  # pixels; an image of that height and width takes 800 MB in float32
 
 ONE = TargetVariances()
@@ -111,6 +112,7 @@ class SettingsDict(TypedDict, total=False):
     device: str
     threads: int | None
     memory: int | str | None
+    workers: int | str | None
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,18 @@ class Settings:
             "SIZE",
             "Memory for values between stages, such as 8G; more goes to a file.",
             least=0,
+            text_too=True,
+        ),
+    ] = None
+    workers: Annotated[
+        int | str | None,
+        About(
+            readers.optional(readers.workers),
+            RUN,
+            "N|auto|ray://HOST:PORT",
+            "Work in N processes on this machine, or on a Ray cluster; needs the extra ray.",
+            least=1,
+            most=MOST_WORKERS,
             text_too=True,
         ),
     ] = None

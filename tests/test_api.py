@@ -18,7 +18,7 @@ import lsuv_cli
 from helpers import layer_outputs, model, normal, tensor, values
 from lsuv_cli import Bias, LsuvError, PreInit, Settings, SettingsDict, Tied, compare, initialize, measure
 from lsuv_cli import settings as settings_module
-from lsuv_cli.api import InitializeKeywords, Keywords
+from lsuv_cli.arguments import InitializeKeywords, Keywords
 from lsuv_cli.cli.wording import ARGUMENTS, as_typed
 from shell import lsuv
 

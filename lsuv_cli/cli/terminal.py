@@ -111,6 +111,19 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+@contextlib.contextmanager
+def after_writing(files: Iterable[object]) -> Iterator[None]:
+    """Printing that follows files which were written: if it fails, the error says that these are complete."""
+    try:
+        yield
+    except Unwritable as problem:
+        names = [printable(str(file)) for file in files]
+        if not names:
+            raise
+        told = f"{', '.join(names)} {'were' if len(names) > 1 else 'was'} written"
+        raise Unwritable(f"{problem}; the report is lost, {told}") from None
+
+
 def write_model(chunks: Iterable[bytes | memoryview]) -> None:
     """Send a model to standard output."""
     if sys.stdout.isatty():

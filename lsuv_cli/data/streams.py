@@ -58,7 +58,7 @@ def _opened(spool: Spool, opened: Callable[[], StoredArray], shown: str) -> Stor
     except DataError as problem:
         raise DataError(str(problem).replace(str(spool.path), shown)) from None
     load = partial(_loaded, spool, stored.load)
-    return replace(stored, where=stored.where.replace(str(spool.path), shown), load=load)
+    return replace(stored, where=stored.where.replace(str(spool.path), shown), load=load, file=None)
 
 
 def _loaded(spool: Spool, load: Callable[[], Array]) -> Array:

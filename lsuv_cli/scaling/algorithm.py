@@ -25,9 +25,8 @@ from lsuv_cli.scaling import precision
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.residuals import Streams
-from lsuv_cli.scaling.runner import Pass, Runner
-from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
-from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead
+from lsuv_cli.scaling.running_weights import RunningWeight, pre_initialized, running_weight
 from lsuv_cli.scaling.solve import solve_weight
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
@@ -79,6 +78,8 @@ class _Trial:
         self.writer = Writer(draft, self.graph, self.pre_init is PreInit.KEEP)
         # Layer output -> s, or s for each channel: readers should see s times the output that was run.
         self.scales: dict[str, float | Array] = {}
+        layers = [layer for stage in self.plan.stages for layer in stage.layers]
+        self.drawn = drawn_ahead(layers, self.pre_init, self.settings.seed, needs.crew)
         self.streams = Streams(self.plan.sums, self.plan.joint)
         self.turns: dict[str, Turn] = {}
 
@@ -94,12 +95,14 @@ class _Trial:
                     self._scale(users, running[base], measured)
                 self.runner.forget(index)
         finally:
-            self.runner.frontier.close()
+            self.drawn.close()
+            self.runner.close()
         return self.turns
 
     def _running(self, users: Sequence[Layer]) -> RunningWeight:
         linear = all(layer.is_linear for layer in users)
-        return running_weight(self.graph, users[0], self.pre_init, self.settings.seed, linear)
+        array = pre_initialized(self.graph, users[0], self.pre_init, self.settings.seed, self.drawn)
+        return running_weight(array, users[0], linear)
 
     def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
         """Run a stage: layer output -> moments, in the exact form where the fast form is not accurate enough."""
@@ -110,7 +113,7 @@ class _Trial:
         exact: frozenset[str] = frozenset()
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
-            found = self.runner.run(index, Session(model, self.runner.needs.device))
+            found = self.runner.run(index, model)
             sums = [self.plan.sums[x.output].output for x in stage.layers if x.output in self.plan.sums]
             measured = dict(zip([*(x.output for x in stage.layers), *sums], found, strict=True))
             doubtful = {output for output, moments in measured.items() if not moments.trusted} - exact

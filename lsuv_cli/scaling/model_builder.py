@@ -26,10 +26,10 @@ Array = NDArray[Any]
 
 
 class Meter(Protocol):
-    """Accumulates one layer's moments, batch after batch, from the outputs of the probe or gauge in the model."""
+    """Accumulates one layer's moments, batch after batch, from the sums of each."""
 
-    def add(self, fetched: Sequence[Array]) -> None:
-        """Add the fetched outputs of one run."""
+    def add(self, sums: Any) -> None:
+        """Add the sums of one batch."""
 
     def result(self) -> Moments:
         """The layer's moments over all runs so far."""
@@ -40,7 +40,10 @@ class Measurement(Protocol):
 
     @property
     def fetches(self) -> tuple[str, ...]:
-        """The model's outputs that a meter needs."""
+        """The model's outputs that its sums are made of."""
+
+    def sums(self, fetched: Sequence[Array]) -> Any:
+        """The few sums that one batch adds to a meter, from its fetched outputs."""
 
     def meter(self) -> Meter:
         """A new meter at zero."""

@@ -6,7 +6,7 @@ keeps nothing between two sessions. So all devices run the same code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ VERSION = str(ort.__version__)
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
 # then do not fit.
 BROKEN = ["MatMulScaleFusion", "GemmTransposeFusion"]
-# onnxruntime 1.31 computes wrong values for MatMul(Transpose(x), w) where w has one axis.
+# onnxruntime 1.31 computes wrong values for MatMul(Transpose(x), w) where w has one axis, whatever computes w.
 BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
 # ConstantSharing merges equal tensors; a BatchNormalization in training mode may then overwrite its own scale.
 BROKEN_IN_TRAINING = ["ConstantSharing"]
@@ -118,17 +118,27 @@ def _broken(model: onnx.ModelProto) -> list[str]:
     outer = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     nodes = [inner for node in outer for inner in (node, *nodes_inside(node))]
     tensors = {t.name: t for t in model.graph.initializer}
-    vectors = {name for name, tensor in tensors.items() if len(tensor.dims) == 1}
-    reads_vector = any(n.op_type == "MatMul" and not vectors.isdisjoint(n.input) for n in nodes)
     trains = any(
         n.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in n.attribute) for n in nodes
     )
     return [
         *BROKEN,
-        *(BROKEN_FOR_VECTORS if reads_vector else []),
+        *(BROKEN_FOR_VECTORS if _may_transpose_for_a_vector(nodes, tensors) else []),
         *(BROKEN_IN_TRAINING if trains else []),
         *(BROKEN_FOR_DROPOUT if any(drops(n, tensors) for n in nodes) else []),
     ]
+
+
+def _may_transpose_for_a_vector(nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorProto]) -> bool:
+    """Whether there may be a MatMul(Transpose(x), w) where w has one axis: where w is not known to have more."""
+    matrices = {name for name, tensor in tensors.items() if len(tensor.dims) > 1}
+    transposed: set[str] = set()
+    for node in nodes:
+        if node.op_type == "Transpose" or (node.op_type in {"Cast", "Identity"} and node.input[0] in transposed):
+            transposed.update(node.output)
+        if node.op_type == "MatMul" and node.input[0] in transposed and node.input[1] not in matrices:
+            return True
+    return False
 
 
 class Session:

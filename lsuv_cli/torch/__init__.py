@@ -11,9 +11,8 @@ If any step fails, the network keeps its old weights.
 
 from __future__ import annotations
 
-import contextlib
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -27,13 +26,16 @@ from lsuv_cli.errors import LsuvError
 from lsuv_cli.report import Carried, LayerReport, NotCarried, Report, Status
 from lsuv_cli.results import Initialized
 from lsuv_cli.settings import Settings, SettingsDict
-from lsuv_cli.torch import batches, calls, export, loading
-from lsuv_cli.torch.batches import Call
+from lsuv_cli.torch import batches, calls, export, loading, network
+from lsuv_cli.torch.batches import Call, Given
+from lsuv_cli.torch.network import Tensors
 
 __all__ = ["lsuv_"]
 
 FAILED = (LsuvError, export.ExportFailed)
 UNMEASURED = "not measured in PyTorch"
+WANTED = "in PyTorch, where the target is"
+UNRUNNABLE = "PyTorch cannot run the network with its new weights, so it keeps the old ones"
 
 
 def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **settings: Unpack[SettingsDict]) -> Report:
@@ -49,37 +51,44 @@ def lsuv_(net: torch.nn.Module, data: Any, *, dynamo: bool | None = None, **sett
     mode. A layer that is outside the tolerance in PyTorch is not `ok`, and makes `report.exit_code` 1.
     """
     chosen = Settings.of(settings)
-    given, dropped = batches.collect(net, data, chosen.limit)
+    net = network.accepted(net)
+    if not (dynamo is None or isinstance(dynamo, bool)):
+        raise LsuvError(f"`dynamo` {dynamo!r} is not True, False or None")
     settings["limit"], settings["batch_size"] = None, "all"
-    with _untouched(net), torch.no_grad():
+    with network.untouched(net):
+        given = batches.collect(net, data, chosen.limit)
         net.eval()
-        done = _initialized(net, given, dynamo, settings)
-        behind: tuple[NotCarried, ...] = ()
-        while True:
-            try:
-                report = _brought_home(net, given, done, chosen, behind, dropped)
-                _put_back(net, done.buffers)
-                return report
-            except _LeftBehind as left:
-                behind = left.tensors
-                again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
-                done = _initialized(net, given, done.dynamo, again)
+        before = network.buffers(net)
+        output = network.tried(net, given.calls[0])
+        network.put_back(net, before)
+        with network.exportable(net, output):
+            return _run(net, given, chosen, dynamo, settings)
+
+
+def _run(net: torch.nn.Module, given: Given, chosen: Settings, dynamo: bool | None, settings: SettingsDict) -> Report:
+    """Steps 1 to 4."""
+    done = _initialized(net, given.calls, dynamo, settings)
+    behind: tuple[NotCarried, ...] = ()
+    while True:
+        try:
+            report = _brought_home(net, given, done, chosen, behind)
+            network.put_back(net, done.buffers)
+            return report
+        except _LeftBehind as left:
+            behind = left.tensors
+            again: SettingsDict = {**settings, "exclude": [*chosen.exclude, *_patterns(behind)]}
+            done = _initialized(net, given.calls, done.dynamo, again)
 
 
 @dataclass(frozen=True)
 class _Done:
-    """The initialized ONNX model, the exporter that it came from, and the buffers as they are to be."""
+    """The initialized ONNX model, what of it has no place in the state dict, the exporter that it came from, and the
+    buffers as they are to be."""
 
     initialized: Initialized
+    rest: tuple[loading.Uncarried, ...]
     dynamo: bool
-    buffers: Mapping[str, torch.Tensor]
-
-
-def _put_back(net: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Give buffers that a forward pass changes (counters, running statistics) the values they had before."""
-    for name, buffer in net.named_buffers():
-        if name in buffers and buffer.shape == buffers[name].shape:
-            buffer.copy_(buffers[name].to(buffer))
+    buffers: Tensors
 
 
 class _LeftBehind(Exception):
@@ -96,44 +105,44 @@ def _patterns(left: Sequence[NotCarried]) -> list[str]:
 
 
 def _brought_home(
-    net: torch.nn.Module,
-    given: list[Call],
-    done: _Done,
-    settings: Settings,
-    behind: tuple[NotCarried, ...],
-    dropped: list[str],
+    net: torch.nn.Module, given: Given, done: _Done, settings: Settings, behind: tuple[NotCarried, ...]
 ) -> Report:
     """Load the weights and measure the layers. `behind`: tensors whose layers were left as they are in `done`."""
-    with loading.loaded(net, done.initialized) as carried:
+    with loading.loaded(net, done.initialized, done.rest) as carried:
         left = tuple(item for item in carried.left if item.layers)
         if left and not behind:
             raise _LeftBehind(left)
         carried = Carried(carried.tensors, carried.total + len(behind), (*behind, *carried.left))
-        report = replace(done.initialized.report, model=type(net).__name__, carried=carried)
+        report = replace(done.initialized.report, model=type(net).__name__, data=given.source, carried=carried)
         layers = _restored(report, carried, settings)
         try:
-            home = calls.matched(net, report.layers, calls.measure(net, given))
+            home = calls.matched(net, report.layers, calls.measure(net, given.calls))
             entries = tuple(_judged(layer, home.get(k), settings) for k, layer in enumerate(layers))
         except calls.PathsDiffer:
             entries = tuple(_not_known(layer) for layer in layers)
-        warnings = (*report.warnings, *dropped, *_unmeasured(entries))
+        except Exception as problem:  # the user's code raises exceptions of any type
+            raise LsuvError(f"{UNRUNNABLE}: {network.first_line(problem)}") from problem
+        warnings = (*report.warnings, *given.warnings, *_unmeasured(entries), *_different(entries, done.dynamo))
         return replace(report, layers=entries, warnings=warnings, settings=settings.to_json())
 
 
 def _initialized(net: torch.nn.Module, given: list[Call], dynamo: bool | None, settings: SettingsDict) -> _Done:
     """The initialized ONNX model, from the first exporter with which export and initialization succeed."""
     reasons: dict[str, str] = {}
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    buffers = network.buffers(net)
+    path = ""
     for way in (False, True) if dynamo is None else (dynamo,):
         try:
             with export.exported(net, given[0], dynamo=way) as model:
-                _put_back(net, buffers)
+                network.put_back(net, buffers)
                 feeds = [export.feeds(call, model) for call in given]
-                made = api.initialize(str(model.path), feeds, like=loading.arrays(net), **settings)
+                path = str(model.path)
+                made = api.initialize(path, feeds, like=loading.arrays(net), **settings)
                 weights = made.weights or {}
-                return _Done(made, way, {name: loading.tensor(weights[name]) for name in buffers if name in weights})
+                settled = {name: loading.tensor(weights[name]) for name in buffers if name in weights}
+                return _Done(made, tuple(loading.uncarried(made)), way, settled)
         except FAILED as problem:
-            reasons[f"dynamo={way}"] = str(problem)
+            reasons[f"dynamo={way}"] = str(problem).replace(path, type(net).__name__) if path else str(problem)
     if len(set(reasons.values())) == 1:
         raise LsuvError(next(iter(reasons.values())))
     raise LsuvError("; ".join(f"{way}: {reason}" for way, reason in reasons.items()))
@@ -169,9 +178,18 @@ def _judged(layer: LayerReport, call: calls.Measured | None, settings: Settings)
     wanted = layer.variance if by_channel or layer.status is Status.TIED else layer.target or 1.0
     judged = layer.status in {Status.OK, Status.TIED}
     if judged and not abs(call.variance / wanted - 1) <= settings.tol:
-        note = f"variance {call.variance:.4g} in PyTorch, where {wanted:.4g} was wanted"
+        note = f"variance {call.variance:.4g} {WANTED} {wanted:.4g}"
         return replace(found, status=Status.OUTSIDE, notes=(*layer.notes, note))
     return found
+
+
+def _different(layers: Sequence[LayerReport], dynamo: bool) -> list[str]:
+    """A warning if layers are right in the exported model and not in PyTorch, with all weights carried."""
+    names = [x.module or x.name for x in layers if x.status is Status.OUTSIDE and any(WANTED in y for y in x.notes)]
+    if not names:
+        return []
+    way = f"what PyTorch exports (dynamo={dynamo}) computes something else than the network"
+    return [f"{_and_more(names)}: {way}; try dynamo={not dynamo}, or write that part of the network in another way"]
 
 
 def _not_known(layer: LayerReport) -> LayerReport:
@@ -187,18 +205,8 @@ def _unmeasured(layers: Sequence[LayerReport]) -> list[str]:
     names = [layer.module or layer.name for layer in layers if UNMEASURED in layer.notes]
     if not names:
         return []
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"{names[0]}{more}: {UNMEASURED}, where no call of a product with this weight was seen"]
+    return [f"{_and_more(names)}: {UNMEASURED}, where no call of a product with this weight was seen"]
 
 
-@contextlib.contextmanager
-def _untouched(net: torch.nn.Module) -> Iterator[None]:
-    """Restore the modules' training modes and PyTorch's random state at the end."""
-    modes = [(module, module.training) for module in net.modules()]
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+def _and_more(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

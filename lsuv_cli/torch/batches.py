@@ -48,14 +48,27 @@ def samples(call: Call) -> int:
     return int(first.shape[0]) if first.ndim else 1
 
 
-def collect(net: torch.nn.Module, data: Any, limit: int | None) -> tuple[list[Call], list[str]]:
-    """The data as calls, all with the first one's shapes, and a warning if batches of other shapes are left out."""
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The data as calls of the network, what of a batch is fed and what is left out, and warnings."""
+
+    calls: list[Call]
+    source: str
+    warnings: tuple[str, ...]
+
+
+def collect(net: torch.nn.Module, data: Any, limit: int | None) -> Given:
+    """The data as calls, all with the first one's shapes."""
     one = isinstance(data, torch.Tensor | tuple | Mapping)
     most = limit if limit is not None else None if one else SAMPLES
     found: list[Call] = []
+    source = ""
+    warnings: list[str] = []
     other, taken = 0, 0
     for batch in [data] if one else _iterated(data):
         call = _call(net, batch)
+        if not found:
+            source, warnings = _told(net, batch, call)
         call = call.first(most - taken) if most is not None and samples(call) > most - taken else call
         if found and call.shapes != found[0].shapes:
             other += 1
@@ -66,13 +79,37 @@ def collect(net: torch.nn.Module, data: Any, limit: int | None) -> tuple[list[Ca
             break
     if not found:
         raise LsuvError("the data has no batch")
-    left = [f"{other} of {other + len(found)} batches have other shapes than the first and were left out"]
-    return found, left if other else []
+    if other:
+        warnings.append(f"{other} of {other + len(found)} batches have other shapes than the first and were left out")
+    return Given(found, source, tuple(warnings))
+
+
+def _told(net: torch.nn.Module, batch: Any, call: Call) -> tuple[str, list[str]]:
+    """What of a batch is fed and what is left out, and a warning if `forward` has a place for what is left out."""
+    if isinstance(batch, Mapping):
+        left = [str(name) for name in batch if str(name) not in call.kwargs]
+        return f"{', '.join(call.kwargs)} of a batch{f' without {_listed(left)}' if left else ''}", []
+    if not isinstance(batch, tuple | list):
+        return "a tensor", []
+    fed, rest = len(call.args), list(range(len(call.args), len(batch)))
+    source = f"{_listed(range(fed))} of a batch{f' without {_listed(rest)}' if rest else ''}"
+    places = [name for name, p in inspect.signature(net.forward).parameters.items() if p.kind in POSITIONAL][fed:]
+    taking = [f"`{name}`" for name, k in zip(places, rest, strict=False) if isinstance(batch[k], torch.Tensor)]
+    if not taking:
+        return source, []
+    many = f"{_listed(rest)} of the batch {'was' if len(rest) == 1 else 'were'} left out as labels"
+    return source, [f"{many}, though forward can take {' and '.join(taking)}: to feed that, give a dict by name"]
+
+
+def _listed(items: Iterable[Any]) -> str:
+    """Items of a batch: names as they are, places as "item 1"."""
+    return ", ".join(f"item {item}" if isinstance(item, int) else item for item in items)
 
 
 def _iterated(data: Any) -> Iterator[Any]:
-    if not isinstance(data, Iterable):
-        raise LsuvError(f"a {type(data).__name__} is no batch: give a tensor, a tuple, a dict or an iterable of those")
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        kind = type(data).__name__
+        raise LsuvError(f"the type {kind} is no batch: give a tensor, a tuple, a dict or an iterable of those")
     yield from data
 
 
@@ -90,7 +127,17 @@ def _call(net: torch.nn.Module, batch: Any) -> Call:
     else:
         call = Call((batch,), {})
     if not call.tensors:
+        nested = next((x for x in (*call.args, *call.kwargs.values()) if isinstance(x, tuple | list | Mapping)), None)
+        if nested is not None:
+            kind = type(nested).__name__
+            raise LsuvError(
+                f"forward takes a {kind}, which cannot be an input of an ONNX model: initialize the parts of the "
+                "network that take tensors, such as net.backbone"
+            )
         raise LsuvError(f"a batch of type {type(batch).__name__} has no tensor for the network's forward")
+    for name, value in call.tensors.items():
+        if value.is_nested or value.layout is not torch.strided:
+            raise LsuvError(f"{name} of the batch is a nested or sparse tensor, which ONNX lacks: make it dense")
     return call
 
 

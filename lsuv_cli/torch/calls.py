@@ -171,8 +171,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
     def see(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         weight, bias = self.weight(name, args, kwargs)
         if weight is not None and isinstance(result, torch.Tensor) and result.is_floating_point():
-            variance, mean = torch.var_mean(result.detach().double(), correction=0)
-            count = result.numel()
+            output, weight = _whole(result), _whole(weight)
+            variance, mean = torch.var_mean(output.detach().double(), correction=0)
+            count = output.numel()
             module = self.path[-1] if self.path else ""
             parameter = self.stored.get(weight.untyped_storage().data_ptr(), "")
             moments = (count, mean.item(), variance.item() * count)
@@ -191,4 +192,11 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
 
     def is_stored(self, value: Any) -> bool:
         """Whether a tensor is a parameter or buffer, or a view of one."""
-        return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.stored
+        return isinstance(value, torch.Tensor) and _whole(value).untyped_storage().data_ptr() in self.stored
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """The tensor with all its samples, where a function under `torch.vmap` sees one of them."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from lsuv_cli.torch import loading
 from lsuv_cli.torch.batches import Call
+from lsuv_cli.torch.network import first_line
 
 Array = NDArray[Any]
 LARGE = 1 << 30  # bytes of weights above which the weights go to an external data file
@@ -56,7 +57,7 @@ def exported(net: torch.nn.Module, call: Call, *, dynamo: bool) -> Iterator[Expo
             with _quiet(), without_fast_path():
                 torch.onnx.export(net, call.args, str(path), **options)
         except Exception as problem:  # exporters raise exceptions of any type
-            raise ExportFailed(f"PyTorch's exporter failed: {_first_line(problem)}") from problem
+            raise ExportFailed(f"PyTorch's exporter failed: {first_line(problem)}") from problem
         if not dynamo:
             _separate(path, net)
         held = onnx.load(path, load_external_data=False).graph
@@ -121,13 +122,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-def _first_line(problem: Exception) -> str:
-    """The first line of the exception at the root of the chain of causes, which states the reason."""
-    cause: BaseException = problem
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    text = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
-    return text if len(text) <= 300 else f"{text[:297]}..."

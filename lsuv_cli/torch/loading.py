@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -50,8 +51,18 @@ def tensor(values: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(values))
 
 
+@dataclass(frozen=True, eq=False)
+class Uncarried:
+    """A weight or bias that could not be traced by value, in the module's layout."""
+
+    tensor: str  # its name in the ONNX file
+    module: str  # the path of the module
+    name: str  # "weight" or "bias"
+    values: Array
+
+
 @contextlib.contextmanager
-def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
+def loaded(net: torch.nn.Module, done: Initialized, rest: Sequence[Uncarried]) -> Iterator[Carried]:
     """Load the initialized weights. If the body of the `with` statement fails, the old weights are restored."""
     assert done.weights is not None and done.report.carried is not None
     before = _copied(net)
@@ -60,7 +71,7 @@ def loaded(net: torch.nn.Module, done: Initialized) -> Iterator[Carried]:
         for name in state.keys() & done.weights.keys():
             state[name] = tensor(done.weights[name])
         net.load_state_dict(state, strict=True)
-        yield _assigned(net, done)
+        yield _assigned(net, done.report.carried, rest)
     except BaseException:  # an interruption too must leave the network as it was
         net.load_state_dict(before, strict=True)
         raise
@@ -75,49 +86,46 @@ def _copied(module: torch.nn.Module) -> dict[str, Any]:
     return state
 
 
-def _assigned(net: torch.nn.Module, done: Initialized) -> Carried:
+def _assigned(net: torch.nn.Module, carried: Carried, rest: Sequence[Uncarried]) -> Carried:
     """Set weights that could not be traced by value through their parametrizations, if these have an inverse."""
-    carried = done.report.carried
-    assert carried is not None
-    if not carried.left or done.model is None:
-        return carried
-    taken = {name for name, place, values in _tensors(done) if _assign(net, place, values)}
+    taken = {item.tensor for item in rest if _assign(net, item)}
     left = tuple(item for item in carried.left if item.name not in taken)
     return Carried(carried.total - len(left), carried.total, left)
 
 
-def _tensors(done: Initialized) -> Iterator[tuple[str, tuple[str, str], Array]]:
-    """The weights and biases that are not carried: name of the ONNX tensor, its place (the path of the module, and
-    "weight" or "bias"), its values in the module's layout."""
-    assert done.model is not None and done.report.carried is not None
+def uncarried(done: Initialized) -> Iterator[Uncarried]:
+    """The weights and biases that are not carried, read from the initialized model, whose files must exist."""
+    assert done.report.carried is not None
     wanted = {item.name for item in done.report.carried.left}
+    if not wanted or done.model is None:
+        return
     file = load(done.model)
     graph = graphs.build(file.proto, file)
     for layer in layers.find(graph).layers:
         if wanted & {layer.weight.base, layer.weight.value} and layer.module:
             values = layer.weight.seen(graph.array(layer.weight.base))
             module = values if layer.op in CONVOLUTIONS else layer.form.matrices(values)[0]
-            yield (wanted & {layer.weight.base, layer.weight.value}).pop(), (layer.module, "weight"), module
+            yield Uncarried((wanted & {layer.weight.base, layer.weight.value}).pop(), layer.module, "weight", module)
         if layer.bias is not None and layer.bias.value in wanted and layer.module:
             bias = graph.known(layer.bias.value)
             if bias is not None:
-                yield layer.bias.value, (layer.module, "bias"), bias.reshape(-1)
+                yield Uncarried(layer.bias.value, layer.module, "bias", bias.reshape(-1))
 
 
-def _assign(net: torch.nn.Module, place: tuple[str, str], values: Array) -> bool:
+def _assign(net: torch.nn.Module, item: Uncarried) -> bool:
     """Set a parametrized tensor, and tell whether it then has these values; if not, the old state is restored."""
-    path, name = place
     try:
-        module = net.get_submodule(path)
+        module = net.get_submodule(item.module)
     except AttributeError:
         return False
-    if not parametrize.is_parametrized(module, name):
+    if not parametrize.is_parametrized(module, item.name):
         return False
     before = _copied(module)
-    wanted = tensor(values)
+    wanted = tensor(item.values)
     try:
-        setattr(module, name, wanted.to(getattr(module, name)))
-        if torch.allclose(getattr(module, name).detach().cpu().double(), wanted.double(), rtol=SAME, atol=SAME_SMALL):
+        setattr(module, item.name, wanted.to(getattr(module, item.name)))
+        found = getattr(module, item.name).detach().cpu().double()
+        if torch.allclose(found, wanted.double(), rtol=SAME, atol=SAME_SMALL):
             return True
     except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for these values
         pass

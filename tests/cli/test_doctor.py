@@ -9,7 +9,7 @@ import pytest
 from lsuv_cli import doctor as examined
 from lsuv_cli import examination
 from lsuv_cli.examination import TYPES
-from lsuv_cli.scaling import devices, runner, runtime
+from lsuv_cli.scaling import devices, runtime, shares
 from lsuv_cli.scaling.frontier import Frontier
 from shell import lsuv
 
@@ -38,7 +38,7 @@ def test_every_value_between_stages_waits_in_a_file(monkeypatch):
             super().__init__(budget)
             made.append(self)
 
-    monkeypatch.setattr(runner, "Frontier", Kept)
+    monkeypatch.setattr(shares, "Frontier", Kept)
     monkeypatch.setattr(examination, "TYPES", {"float32": "float"})
     examined(device="cpu", threads=1)
     stages = [frontier for frontier in made if frontier.budget == 1 and frontier.spilled]

@@ -1,9 +1,11 @@
 """`lsuv_(net, batch)`: what it takes, what it leaves as it was, and what it says. `pytest -m torch`."""
 
 import copy
+import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,6 +44,10 @@ def variances(net, *given, **named):
     return found
 
 
+def random_states():
+    return torch.get_rng_state().tolist(), np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()
+
+
 def state(net):
     return {name: value.clone() for name, value in net.state_dict().items()}
 
@@ -70,13 +76,13 @@ def test_modes_gradients_and_the_random_state_stay_as_they_were(capfd):
     net[2].weight.requires_grad_(False)
     modes = [module.training for module in net.modules()]
     places = [parameter.data_ptr() for parameter in net.parameters()]
-    before, files = torch.get_rng_state(), set(Path(tempfile.gettempdir()).glob("lsuv-*"))
+    before, files = random_states(), set(Path(tempfile.gettempdir()).glob("lsuv-*"))
     lsuv_(net, data(), dynamo=True)
     lsuv_(net, data())
     assert [module.training for module in net.modules()] == modes
     assert [p.requires_grad for p in net.parameters()] == [True, True, False, True, True, True]
     assert [parameter.data_ptr() for parameter in net.parameters()] == places
-    assert torch.equal(torch.get_rng_state(), before)
+    assert random_states() == before
     assert set(Path(tempfile.gettempdir()).glob("lsuv-*")) <= files
     assert capfd.readouterr() == ("", "")
     assert torch.backends.mha.get_fastpath_enabled()
@@ -215,7 +221,7 @@ def test_when_the_measurement_fails_the_network_is_as_it_was(monkeypatch):
     net = plain()
     before = state(net)
     monkeypatch.setattr(calls, "measure", fail)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(LsuvError, match=r"keeps the old ones: RuntimeError: out of memory$"):
         lsuv_(net, data())
     assert same(state(net), before)
     assert net.training

@@ -1,6 +1,7 @@
 """Residual streams: which sums there are, and `residual="bounded"`, checked by unoptimized onnxruntime in float64."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from onnx import ModelProto
 
 from helpers import entry, model, normal, values
 from lsuv_cli import LsuvError, compare, initialize, inspect
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.residuals import Streams, Sum
 from shell import lsuv
 
 X = normal(96, 16)
@@ -268,3 +271,42 @@ def test_bounds_need_scaling():
     with pytest.raises(LsuvError) as caught:
         initialize(blocks(2), X, residual="bounded", rescale=False)
     assert str(caught.value) == "`residual='bounded'` needs measured outputs; `rescale=False` stops before them"
+
+
+# The target of a branch, by hand: N = 4 sums from 1 to 2, so that each may add 1/4
+
+
+@pytest.mark.parametrize(
+    ("k", "stream", "expected"),
+    [
+        (1, 1.0, 0.25),  # the stream began with 1, and is to be 1.25
+        (2, 1.2, 0.3),
+        (2, 1.45, 0.0625),  # not less than a quarter of a step, or the branch would be silent
+        (2, 1.6, 0.0625),
+        (4, 0.1, 1.0),  # not more than a layer without a stream gets
+    ],
+)
+def test_the_target_of_a_branch_beside_a_stream(k, stream, expected):
+    streams = Streams({}, ())
+    streams.begins[1] = (1.0, 1)
+    place = Sum("s", "s", "x", "z", "y", 1, k, 4)
+    assert streams._bounded(place, 1.0, Moments(0, 3.0), Moments(0, stream), joint=False) == pytest.approx(expected)
+
+
+def test_the_target_of_a_branch_that_is_measured_with_its_stream():
+    place = Sum("s", "s", "x", "z", "y", 1, 1, 4)
+    y = Moments(0, 3.0)
+    # z has variance 2, x has 1, and they do not vary together: s²·2 = 0.25, of which y has 3/2.
+    together = Moments(0, 2.0, bias_variance=1.0, covariance=0.0)
+    assert Streams({}, ())._bounded(place, 1.0, y, together, joint=True) == pytest.approx(0.25 / 2 * 3)
+    # With Cov(x, z) = 0.5: 2s² + s + 1 = 1.25.
+    s = (-1 + math.sqrt(1 + 2)) / 4
+    aligned = Moments(0, 2.0, bias_variance=1.0, covariance=0.5)
+    assert Streams({}, ())._bounded(place, 1.0, y, aligned, joint=True) == pytest.approx(max(2 * s * s, 0.0625) / 2 * 3)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 0.0), together, joint=True) == 1.0
+    assert Streams({}, ())._bounded(place, 1.0, y, Moments(0, 2.0, bias_variance=math.inf), joint=True) == 1.0
+
+
+def test_a_weight_that_ends_several_branches_shares_their_steps():
+    place = Sum("s", "s", "x", "z", "y", 1, 1, 4, uses=2)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 3.0), Moments(0, 1.0), joint=False) == pytest.approx(0.125)
