@@ -10,6 +10,7 @@ normalized to mean 0 and variance 1 per channel. Each section writes paper_NAME.
 std             weight standard deviations on FitNet-4 ReLU: LSUV, OrthoNorm, MSRA, Xavier
 nonlinearities  weight standard deviations by LSUV with tanh, ReLU, VLReLU, maxout
 contrast        weight standard deviations by LSUV on images with global contrast normalization
+dropout         the same in training mode, with the authors' dropout of 0.2 on the images and behind each pooling
 batch           what the number of calibration images does to the scales
 gradients       variance of the initial gradients per layer (needs torch and onnx2torch)
 updates         relative weight updates against the weights' scale, Figure 1 (needs torch and onnx2torch)
@@ -39,6 +40,7 @@ from pipeline import Images
 from published import BATCHES, LAYERS
 
 ACTIVATIONS = ("relu", "vlrelu", "tanh", "maxout")
+DROPOUT = 0.2
 
 
 # --- Measuring ---
@@ -89,9 +91,48 @@ def over_seeds(found: Sequence[dict[str, float]]) -> Found:
     }
 
 
-def lsuv_stds(activation: str, batch: Callable[[int], NDArray[np.float32]], choices: Choices) -> Found:
+def with_dropout(model: Any, ratio: float) -> Any:
+    """The model in training mode: Dropout on its input and behind each pooling, where the authors' files have it."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    changed = onnx.ModelProto.FromString(model.SerializeToString())
+    graph = changed.graph
+    graph.initializer.extend(
+        [
+            helper.make_tensor("dropout_ratio", TensorProto.FLOAT, [], [ratio]),
+            helper.make_tensor("dropout_training", TensorProto.BOOL, [], [True]),
+        ]
+    )
+    nodes = []
+
+    def drop(value: str) -> None:
+        for node in graph.node:
+            node.input[:] = [f"{value}_dropped" if name == value else name for name in node.input]
+        nodes.append(
+            helper.make_node(
+                "Dropout", [value, "dropout_ratio", "dropout_training"], [f"{value}_dropped"], f"{value}_dropout"
+            )
+        )
+
+    drop(graph.input[0].name)
+    for node in list(graph.node):
+        nodes.append(node)
+        if "Pool" in node.op_type:
+            drop(node.output[0])
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.checker.check_model(changed)
+    return changed
+
+
+def lsuv_stds(
+    activation: str, batch: Callable[[int], NDArray[np.float32]], choices: Choices, dropout: float = 0.0
+) -> Found:
     """`batch` has the calibration data for each seed."""
     model, found = network(activation), []
+    if dropout:
+        model = with_dropout(model, dropout)
     for seed in range(choices.seeds):
         note(f"  {activation}: LSUV, seed {seed}")
         found.append(weight_stds(model, batch(seed), seed=seed, threads=choices.threads))
@@ -120,20 +161,35 @@ def measure_nonlinearities(images: Images, choices: Choices) -> Found:
 
 def measure_contrast(images: Images, choices: Choices) -> Found:
     """The authors' images: global contrast normalization, less the mean image, cut from a border of 8 zeros."""
+    contrast, padded = contrasts(images, choices)
+    found: Found = {}
+    for name, batch in (("channel", normalized(images, choices)), ("contrast", contrast), ("padded", padded)):
+        squares = [float(np.mean(np.square(batch(seed), dtype=np.float64))) for seed in range(choices.seeds)]
+        found[name] = {"rms": math.sqrt(statistics.fmean(squares)), **lsuv_stds("relu", batch, choices)}
+    return found
+
+
+def contrasts(
+    images: Images, choices: Choices
+) -> tuple[Callable[[int], NDArray[np.float32]], Callable[[int], NDArray[np.float32]]]:
+    """Images with global contrast normalization less the mean image, and the same cut from a border of 8 zeros."""
     whole = pipeline.contrast_normalized(images.pixels)
     whole -= whole.mean(axis=0)
 
     def contrast(seed: int) -> NDArray[np.float32]:
         return whole[pipeline.chosen(images, choices.images, seed)]
 
-    def padded(seed: int) -> NDArray[np.float32]:
-        return pipeline.cropped(contrast(seed), 8, seed)
+    return contrast, lambda seed: pipeline.cropped(contrast(seed), 8, seed)
 
-    found: Found = {}
-    for name, batch in (("channel", normalized(images, choices)), ("contrast", contrast), ("padded", padded)):
-        squares = [float(np.mean(np.square(batch(seed), dtype=np.float64))) for seed in range(choices.seeds)]
-        found[name] = {"rms": math.sqrt(statistics.fmean(squares)), **lsuv_stds("relu", batch, choices)}
-    return found
+
+def measure_dropout(images: Images, choices: Choices) -> Found:
+    """Calibration in training mode, as the authors' Caffe networks were calibrated."""
+    batch, (_, padded) = normalized(images, choices), contrasts(images, choices)
+    return {
+        "without": lsuv_stds("relu", batch, choices),
+        "dropout": lsuv_stds("relu", batch, choices, DROPOUT),
+        "padded": lsuv_stds("relu", padded, choices, DROPOUT),
+    }
 
 
 def measure_batch(images: Images, choices: Choices) -> Found:
@@ -271,6 +327,7 @@ SECTIONS = {
     "std": Section(measure_std, show.table_std, show.plot_std),
     "nonlinearities": Section(measure_nonlinearities, show.table_nonlinearities, show.plot_nonlinearities),
     "contrast": Section(measure_contrast, show.table_contrast, None),
+    "dropout": Section(measure_dropout, show.table_dropout, None),
     "batch": Section(measure_batch, show.table_batch, show.plot_batch),
     "gradients": Section(measure_gradients, show.table_gradients, show.plot_gradients),
     "updates": Section(measure_updates, show.table_updates, show.plot_updates),

@@ -84,6 +84,18 @@ def table_contrast(found: Found) -> str:
     return markdown(["layer", *titles.values(), "paper", "paper, again"], rows)
 
 
+def table_dropout(found: Found) -> str:
+    """LSUV with and without dropout beside both of the paper's columns."""
+    papers = (published.STD["lsuv"], published.NONLINEARITIES["relu"])
+    titles = {"without": "without dropout", "dropout": "dropout 0.2", "padded": "dropout 0.2, contrast, padded"}
+    rows = []
+    for layer in LAYERS:
+        ours = [f"{found[k]['mean'][layer]:.3f} ± {found[k]['std'][layer]:.3f}" for k in titles]
+        ratio = found["dropout"]["mean"][layer] / statistics.fmean(paper[layer] for paper in papers)
+        rows.append([layer, *ours, *(f"{paper[layer]:.3f}" for paper in papers), f"{ratio:.2f}"])
+    return markdown(["layer", *titles.values(), "paper", "paper, again", "dropout 0.2 / paper"], rows)
+
+
 def spreads(sizes: Found, size: int) -> tuple[float, float, float]:
     """Of the layers' scales over the draws: mean and largest relative spread; mean distance from the largest size's."""
     scales, reference = sizes[str(size)], sizes[str(BATCHES[-1])]

@@ -13,7 +13,7 @@ from typing import Any
 from typer.main import get_command
 
 from lsuv_cli.cli import app
-from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, JUDGE, LOOK, Settings, SettingsDict
+from lsuv_cli.settings import ABOUT, CHECK_TOL, GROUPS, INSPECT, JUDGE, Settings, SettingsDict
 
 DOCS = Path(__file__).parent
 
@@ -42,7 +42,8 @@ Exit codes, the same for all commands:
 | 0 | done |
 | 1 | done, but some layer is outside the tolerance, no layer was initialized, a tensor has no way into `--weights`, \
 or `doctor` found something off |
-| 2 | the request or an input is wrong; nothing was written for it |
+| 2 | the request or an input is wrong, and nothing was written for it; or standard output cannot be written, and the \
+line on stderr says what was |
 | 130 | interrupted; the line on stderr says whether anything was written |
 
 `lsuv --version` prints the version, `lsuv --install-completion` installs completion for the shell it runs in (tried
@@ -137,7 +138,7 @@ def python() -> str:
 
 
 def _users(name: str) -> str:
-    if name in LOOK:
+    if name in INSPECT:
         return "all"
     if name in JUDGE:
         return "all but `inspect`"

@@ -10,11 +10,13 @@ import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, Unpack, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import onnx
 
 from lsuv_cli import dumps, examination
+from lsuv_cli.arguments import Call, InitializeKeywords, Keywords, checked
 from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
@@ -22,17 +24,18 @@ from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
-from lsuv_cli.pipeline import Exposed, Initialized, Job, Stripped
+from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Comparison, Report
+from lsuv_cli.results import Exposed, Initialized, Stripped
 from lsuv_cli.scaling import filling, runtime
 from lsuv_cli.scratch import Scratch
 from lsuv_cli.settings import (
     ABOUT,
     CHECK_TOL,
     EXAMINE,
+    INSPECT,
     JUDGE,
-    LOOK,
     Bias,
     PreInit,
     Residual,
@@ -59,6 +62,9 @@ __all__ = [
     "strip",
 ]
 
+if TYPE_CHECKING:
+    from lsuv_cli.workers.crew import Crew
+
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 LSUV = "lsuv"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -70,40 +76,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 INITS = (LSUV, "orthonormal", "xavier", "msra", "keep")
 
 Function = TypeVar("Function", bound=Callable[..., object])
-
-
-class Keywords(SettingsDict, total=False):
-    """The keywords that all functions share: the settings, and what a caller wants to hear and to draw."""
-
-    listen: Listener
-    drawn: Mapping[str, StrPath] | None
-    details: bool
-
-
-class InitializeKeywords(Keywords, total=False):
-    """The keywords of `initialize` besides what it makes."""
-
-    force: bool
-    without_weights: bool
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call's keywords, taken apart."""
-
-    settings: Settings
-    listen: Listener = silent
-    drawn: Mapping[str, StrPath] | None = None
-    details: bool = False
-    force: bool = False
-    without_weights: bool = False
-
-    @classmethod
-    def of(cls, given: Keywords, *own_too: str, **defaults: object) -> _Call:
-        """Take keywords apart; those that are not the call's own must be settings."""
-        own = {k: v for k, v in given.items() if k in {"listen", "drawn", "details", *own_too}}
-        settings = {k: v for k, v in given.items() if k not in own}
-        return cls(Settings.of(cast(SettingsDict, defaults | settings)), **cast(Mapping[str, Any], own))
 
 
 _MODEL = """model: a path, the bytes of a file, or a ModelProto, which is not changed."""
@@ -142,6 +114,7 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
 
 
 @_documented()
+@checked
 def initialize(
     model: Model,
     data: Data | Paths | None = None,
@@ -175,7 +148,7 @@ def initialize(
 
     Returns the model (None if its weights are in a file beside `output`) and the report.
     """
-    call = _Call.of(keywords, "force", "without_weights")
+    call = Call.of(keywords, "force", "without_weights")
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
@@ -189,10 +162,49 @@ def initialize(
             place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
             job.warnings.append(filling.fill(file, call.settings.seed, place))
             targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
+        job.crew = stack.enter_context(_crew(call.settings, wanted=not dry_run))
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
 
 
+@dataclass(frozen=True)
+class Request:
+    """One of several models to initialize, all of whose files are named."""
+
+    model: str
+    data: tuple[str, ...]
+    output: str | None
+    force: bool
+    dry_run: bool
+    without_weights: bool
+    settings: Settings
+
+
+def initialize_each(
+    requests: Sequence[Request], settings: Settings, listen: Listener = silent
+) -> Iterator[tuple[int, Callable[[], Report]]]:
+    """Initialize several models at once, by workers; (place in the list, report or exception) as each ends."""
+    from lsuv_cli.workers import models
+
+    written = next((Path(request.output).parent for request in requests if request.output is not None), None)
+    places = models.Places(tuple(Path(request.model) for request in requests[:1]), written)
+    return models.at_once(_requested, requests, places, settings, listen)
+
+
+def _requested(request: Request, threads: int) -> Report:
+    given = replace(request.settings, workers=None, threads=threads)
+    return initialize(
+        request.model,
+        list(request.data) or None,
+        output=request.output,
+        dry_run=request.dry_run,
+        force=request.force,
+        without_weights=request.without_weights,
+        **given.keywords(),
+    ).report
+
+
 @_documented(JUDGE, tol=CHECK_TOL)
+@checked
 def measure(
     model: Model,
     data: Data | Paths,
@@ -210,16 +222,18 @@ def measure(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    call = _Call.of(keywords, tol=CHECK_TOL)
+    call = Call.of(keywords, tol=CHECK_TOL)
     if data is None:
         raise LsuvError("`measure` needs data: give `data`")
     with _opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
-        return job.look("measure")
+        with _crew(call.settings) as job.crew:
+            return job.as_it_stands("measure")
 
 
-@_documented(LOOK)
+@_documented(INSPECT)
+@checked
 def inspect(
     model: Model,
     data: Data | Paths | None = None,
@@ -240,14 +254,18 @@ def inspect(
     Settings that matter (the others are accepted too):
         {settings}
     """
-    call = _Call.of(keywords)
-    with _opened(model) as file:
+    call = Call.of(keywords)
+    with _opened(model, filling=data is None) as file:
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
+        if file.absent:
+            job.warnings.append(f"{len(file.absent)} tensors have no values; give them some with `lsuv init`")
         job.targets(call.drawn)
-        return job.look("inspect", place)
+        with _crew(call.settings, wanted=data is not None) as job.crew:
+            return job.as_it_stands("inspect", place)
 
 
+@checked
 def expose(
     model: Model,
     output: StrPath | None = None,
@@ -268,12 +286,13 @@ def expose(
     Returns the model (None if its weights are in a file beside `output`), and the name of each layer's output.
     """
     checked = Settings.of({"include": include, "exclude": exclude})
-    with _opened(model) as file:
+    with _opened(model, filling=True) as file:
         job = Job(file, checked, None, silent)
         return job.expose(job.targets(None, {"`output`": output}, force).get("`output`"))
 
 
 @_documented(name for name in ABOUT if name not in {"rescale", "before"})
+@checked
 def compare(
     model: Model,
     data: Data | Paths,
@@ -297,7 +316,7 @@ def compare(
     """
     listed = inits.split(",") if isinstance(inits, str) else list(inits) if isinstance(inits, Iterable) else [inits]
     names = [str(name).strip() for name in listed if str(name).strip()]
-    call = _Call.of(keywords)
+    call = Call.of(keywords)
     chosen = _initializations(names, call.settings)
     checked, listen = call.settings, call.listen
     if data is None:
@@ -305,20 +324,22 @@ def compare(
     sources = as_sources(data)
     reports = {}
     read = None  # once: a loader or a stream may give other data the next time, or none
-    with _opened(model) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(model))
         Job(file, checked, sources, listen).targets(call.drawn)
+        crew = stack.enter_context(_crew(checked))
         for name, settings in chosen.items():
+            copy, used = (file, checked) if name == PreInit.KEEP else (file.copy(), settings)
+            job = Job(copy, used, sources, listen, details=call.details, with_sums=True, calibration=read, crew=crew)
             if name == PreInit.KEEP:
-                job = Job(file, checked, sources, listen, details=call.details, with_sums=True, calibration=read)
-                reports[name] = job.look("measure")
+                reports[name] = job.as_it_stands("measure")
             else:
-                copy = file.copy()
-                job = Job(copy, settings, sources, listen, details=call.details, with_sums=True, calibration=read)
                 reports[name] = job.initialize(None, None, dry_run=False).report
             read = job.calibration
     return Comparison(_outlined_once(reports))
 
 
+@checked
 def strip(
     model: Model,
     output: StrPath | None = None,
@@ -341,13 +362,14 @@ def strip(
     patterns = (keep,) if isinstance(keep, str) else tuple(keep)
     if isinstance(larger_than, bool) or not isinstance(larger_than, int) or larger_than < 0:
         raise LsuvError(f"`larger_than` {larger_than!r} is not a whole number of at least 0")
-    with _opened(model, filling=True) as file:
+    with _opened(model, filling=True, without_weights=True) as file:
         job = Job(file, Settings(), None, silent)
         target = job.targets(None, {"`output`": output}, force, beside=False).get("`output`")
         return job.strip(target, patterns, larger_than)
 
 
 @_documented(EXAMINE)
+@checked
 def doctor(*, listen: Listener = silent, **settings: Unpack[SettingsDict]) -> Diagnosis:
     """What a device has, and whether it computes what the CPU computes, in every type: `lsuv doctor`.
 
@@ -386,6 +408,15 @@ def _initializations(names: Sequence[str], checked: Settings) -> dict[str, Setti
     return found
 
 
+def _crew(settings: Settings, *, wanted: bool = True) -> contextlib.AbstractContextManager[Crew | None]:
+    """The workers that the settings ask for, as long as the context lasts."""
+    if settings.workers is None or not wanted:
+        return contextlib.nullcontext()
+    from lsuv_cli.workers.crew import crew
+
+    return crew(settings)
+
+
 @contextlib.contextmanager
 def _opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
     """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too.
@@ -398,12 +429,16 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
             f"{file.name}: {len(file.absent)} tensors have no values, {file.absent[0].name!r} the first; "
             "give them some with `lsuv init`"
         )
+    without_values = bool(file.absent)
     try:
         yield file
     except (LsuvError, MemoryError):
         raise
-    # A malformed model can break any library on the way; onnxruntime is asked who is at fault.
+    # A malformed model can break any library on the way; onnxruntime is asked who is at fault. It refuses every model
+    # that has a tensor without values.
     except Exception as problem:
+        if without_values:
+            raise
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem

@@ -34,7 +34,7 @@ from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import devices, drivers
-from lsuv_cli.scaling.providers import PROVIDERS, Device, Provider
+from lsuv_cli.scaling.providers import Device, Provider
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
 
@@ -120,14 +120,11 @@ class Diagnosis:
 
 def examine(settings: Settings, listen: Listener = silent) -> Diagnosis:
     """Ask the device for what it has, and try it."""
-    name = settings.device.lower().partition(":")[0]
+    provider, index = devices.requested(settings.device)
     try:
         device = devices.open_device(settings.device, settings.threads)
     except DeviceError as problem:
-        if name not in PROVIDERS:
-            raise
-        number = settings.device.partition(":")[2]
-        facts = _facts(PROVIDERS[name], int(number) if number else 0)
+        facts = {} if provider is None else _facts(provider, index)
         return Diagnosis(__version__, _versions(), "", str(problem), facts, _free(None), problems=(str(problem),))
     with _watched(device) as taken:
         cases = tuple(_cases(device, listen))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lsuv_cli.details import Histogram
 from lsuv_cli.model import layers
+from lsuv_cli.model.file import is_stripped
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet, Recurrent, Skipped
 from lsuv_cli.model.prepare import Prepared
@@ -38,7 +39,7 @@ class Findings:
     given: Mapping[str, Moments] = field(default_factory=dict)  # in the model as given, if asked for
     turns: Mapping[str, Turn] = field(default_factory=dict)
     noise: Collection[str] = ()  # layers whose output proved to be nothing but rounding
-    pooled: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
+    of_live_uses: Collection[str] = ()  # weights whose scale is that of all live uses, because their first use is dead
     outputs: Mapping[str, Histogram] = field(default_factory=dict)  # of the verified file, if asked for
 
 
@@ -92,6 +93,8 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
                 notes.append("scaled at the first use of its weight")
             if layer.keeps_bias:
                 notes.append("bias kept")
+            if turn is not None and turn.status is Status.OUTSIDE:
+                notes.append(f"not scaled: with its scale, the {layer.activation} inside makes its output constant")
             if turn is not None and turn.centred:
                 notes.append("bias centred")
             found = findings.verified.get(layer.output)
@@ -174,7 +177,7 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         # Noise takes a scale that is likely to leave the weight's type.
         return Status.DEAD if turn.status is Status.OVERFLOW and found is not None and found.noise else turn.status
     status = judge(found, turn or Turn(None, target=layer.target), settings.tol)
-    if layer.weight.base in findings.pooled:
+    if layer.weight.base in findings.of_live_uses:
         deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
         tied = {Status.OUTSIDE, Status.DEAD}
     else:
@@ -222,8 +225,8 @@ def _entry(graph: Graph, layer: Layer, status: Status, findings: Findings) -> La
         place=layer.weight.place,
         variance=moments.variance if moments else None,
         mean=moments.mean if moments else None,
-        dead=moments.dead if moments else None,
-        weight_std=_deviation(graph.array(layer.weight.base)) if layer.weight.place != "folded" else None,
+        dead=moments.dead_units if moments else None,
+        weight_std=_deviation(graph.array(layer.weight.base)) if _has_values(graph, layer) else None,
         notes=tuple(notes),
     )
 
@@ -263,6 +266,11 @@ def _recurrent(item: Recurrent, status: Status) -> LayerReport:
         item.name, item.op, status, item.module, weight=weight.base, shape=weight.shape, dtype=weight.dtype,
         notes=(note,),
     )  # fmt: skip
+
+
+def _has_values(graph: Graph, layer: Layer) -> bool:
+    """Whether a layer's weight is stored as a tensor with values."""
+    return layer.weight.place != "folded" and not is_stripped(graph.tensors[layer.weight.base])
 
 
 def _deviation(array: Array) -> float:

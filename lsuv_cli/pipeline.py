@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
 
-from lsuv_cli import dumps, interruption, layer_details, layer_reports, outputs
-from lsuv_cli.data import batches, loaders, random_data, reading
-from lsuv_cli.data.batches import Calibration, Data, InputSpec
-from lsuv_cli.data.images import ImageOptions
+from lsuv_cli import calibration_data, dumps, interruption, layer_details, layer_reports, outputs
+from lsuv_cli.data import random_data
+from lsuv_cli.data.batches import Calibration, Data
 from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.home import carrying, checkpoints, matching, named, names
 from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.layer_reports import Entries, Findings
 from lsuv_cli.memory import available_memory
-from lsuv_cli.model import batch_norm, exposure, indices, layers, prepare, stripping
+from lsuv_cli.model import batch_norm, exposure, layers, prepare, stripping
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.file import ModelFile
@@ -35,17 +30,21 @@ from lsuv_cli.model.prepare import Look, Prepared
 from lsuv_cli.outputs import StrPath, Target
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Carried, Report
+from lsuv_cli.results import Exposed, Initialized, Stripped
 from lsuv_cli.scaling import algorithm, devices, memory_needs, residuals, runner, stages, values, verification, weights
 from lsuv_cli.scaling import branches as which
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.providers import Device
 from lsuv_cli.scaling.residuals import Sum
-from lsuv_cli.scaling.runner import Pass
+from lsuv_cli.scaling.runner import Pass, drawn_ahead
 from lsuv_cli.scaling.running_weights import pre_initialized
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.verification import ModelMoments, Wanted
 from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
+
+if TYPE_CHECKING:
+    from lsuv_cli.workers.crew import Crew
 
 Array = NDArray[Any]
 
@@ -53,57 +52,6 @@ Array = NDArray[Any]
 FRONTIER_RATIO = 0.5
 # A variance is measured ten times as accurately as it is judged, within these bounds.
 FINEST_ACCURACY, COARSEST_ACCURACY = 1e-6, 1e-3
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A model that was made. It is in the output, and is read from there when it is asked for."""
-
-    _file: ModelFile | None = field(default=None, kw_only=True)
-
-    @functools.cached_property
-    def model(self) -> onnx.ModelProto | None:
-        """The model, read from the output when it is asked for; None if its weights are in a file beside the output."""
-        return None if self._file is None else self._file.embedded()
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """The model as the bytes of an ONNX file, a few megabytes at a time."""
-        if self._file is None:
-            raise LsuvError("the model's weights are in a file beside the output; read it from there")
-        return self._file.chunks()
-
-    def to_bytes(self) -> bytes:
-        """The model as the bytes of an ONNX file."""
-        return b"".join(self.chunks())
-
-
-@dataclass(frozen=True)
-class Initialized(_Made):
-    """What `initialize` gives: the model (None if its weights are in a file beside the output), and the report.
-
-    With `like`, `weights` is that checkpoint with the initialized values.
-    """
-
-    report: Report
-    weights: dict[str, Array] | None = None
-
-
-@dataclass(frozen=True)
-class Exposed(_Made):
-    """What `expose` gives: the model (None if its weights are in a file beside the output), and its new outputs."""
-
-    outputs: Mapping[str, str]  # layer -> the output that has its value, in the order of execution
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stripped(_Made):
-    """What `strip` gives: the model, each stripped tensor's role, their bytes, and the float tensors that were kept."""
-
-    roles: Mapping[str, str]
-    bytes: int
-    kept: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +76,7 @@ class Job:
     details: bool = False  # look closely at every layer, for a page
     with_sums: bool = False  # measure residual sums too
     calibration: Calibration | None = None  # the data, once it is read
+    crew: Crew | None = None  # the workers, if there are any
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
@@ -145,7 +94,8 @@ class Job:
         }
         for chosen in (name for name, is_chosen in measuring.items() if is_chosen and not settings.rescale):
             raise LsuvError(f"`{chosen}` needs measured outputs; `rescale=False` stops before them")
-        with self._guesses_told(), Draft(self.file, None if dry_run else output) as draft:
+        bounded = weights.bounded_threads(self._threads)
+        with self._guesses_told(), bounded, Draft(self.file, None if dry_run else output) as draft:
             run = self._open()
             # The model as given is measured here, because it is edited in place afterwards.
             files = layer_details.fingerprints(self.file) if self.details else {}
@@ -239,7 +189,7 @@ class Job:
     ) -> dict[str, Target]:
         """The files to be written, by the arguments that name them, checked against everything that is read."""
         sources = [] if self.file.path is None else [self.file.path, *self.file.data_files]
-        sources += _files_of(self.data)
+        sources += calibration_data.files_of(self.data)
         if self.like is not None and self.like.path is not None:
             sources.append(self.like.path)
         option = "`output`" if beside and self.file.has_external_data else ""
@@ -271,7 +221,7 @@ class Job:
         roles_of = {name: str(role) for name, role in done.roles.items()}
         return Stripped(roles_of, done.bytes, tuple(done.kept), tuple(done.warnings), _file=draft.result)
 
-    def look(self, command: str, dump: Path | None = None) -> Report:
+    def as_it_stands(self, command: str, dump: Path | None = None) -> Report:
         """Report on a model without changing it: its layers and, with data, the moments of their outputs.
 
         With `dump`, the values themselves are written into that directory.
@@ -314,6 +264,11 @@ class Job:
         return self._report(command, entries, run, stages=len(plan.stages), sums=shown, details=details)
 
     @property
+    def _threads(self) -> int | None:
+        """The threads of this process: as asked, or as many as a worker has, so that both compute the same bits."""
+        return self.settings.threads if self.crew is None else self.crew.cluster.threads
+
+    @property
     def _writes_recurrent(self) -> bool:
         return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
 
@@ -326,7 +281,7 @@ class Job:
 
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
-        device = devices.open_device(self.settings.device, self.settings.threads)
+        device = devices.open_device(self.settings.device, self._threads)
         graph = graphs.build(self.file.proto, self.file)
         data = self._calibration(graph) if self.data is not None else None
         branches: dict[str, bool] = {}
@@ -338,48 +293,34 @@ class Job:
         }:
             branches |= more
             graph = graphs.build(self.file.proto, self.file, branches)
+        self.warnings += which.undecided(graph) if data else []
         look = prepare.layers_of(graph)
-        return _Run(look, branches, _fitting(look, data, device) if data else None, device)
+        fitting = _fitting(look, data, device) if data else None
+        if self.crew is not None and fitting is not None:
+            self.crew.share_out(fitting.batches, fitting.files)
+        return _Run(look, branches, fitting, device)
 
     def _pass(self, phase: str, data: Calibration, device: Device) -> Pass:
         given = self.settings.memory
         accuracy = min(max(self.settings.tol / 10, FINEST_ACCURACY), COARSEST_ACCURACY)
         memory = int(FRONTIER_RATIO * available_memory()) if given is None else given
         return Pass(
-            data.batches, device, memory, lambda done, total: self.listen(phase, done, total), accuracy, data.few
+            data.batches,
+            device,
+            memory,
+            lambda done, total: self.listen(phase, done, total),
+            accuracy,
+            data.few,
+            self.crew,
         )
 
     def _calibration(self, graph: Graph) -> Calibration:
         """The data, read once for a job, or given by an earlier job on the same model."""
         if self.calibration is None:
-            tables = indices.tables(graph)
-            specs = [replace(_spec(name, info), table=tables.get(name)) for name, info in graph.inputs.items()]
-            self.calibration = self._read(specs)
+            assert self.data is not None
+            self.calibration = calibration_data.read(self.data, calibration_data.specs(graph), self.settings)
         self.warnings += self.calibration.warnings
         return self.calibration
-
-    def _read(self, specs: Sequence[InputSpec]) -> Calibration:
-        settings, given = self.settings, self.data
-        size, limit = settings.batch_size, settings.limit
-        options = ImageOptions(settings.mean, settings.std, settings.size)
-        assert given is not None
-        sources: list[str] = []
-        if isinstance(given, list | tuple) and given and all(isinstance(item, str) for item in given):
-            sources = [str(item) for item in given]
-        if random_data.RANDOM in sources:
-            options.refuse("random data")
-            wishes = random_data.Wishes.of(settings.input_shapes, settings.val_range, specs)
-            beside = [source for source in sources if source != random_data.RANDOM]
-            return random_data.random(
-                specs, batch_size=size, limit=limit, seed=settings.seed, wishes=wishes, beside=beside
-            )
-        for option in ("input_shapes", "val_range"):
-            if getattr(settings, option):
-                raise LsuvError(f"`{option}` is for random data; leave it out, or give `data='random'`")
-        if sources:
-            return reading.read(sources, specs, batch_size=size, limit=limit, image_options=options)
-        options.refuse("data in memory")
-        return batches.from_arrays(given, specs, batch_size=size, limit=limit)  # type: ignore[arg-type]
 
     def _pre_initialize(self, draft: Draft, prepared: Prepared) -> None:
         """Pre-initialize the layers that are not scaled: recurrent layers; with `rescale=False`, every layer."""
@@ -390,8 +331,12 @@ class Job:
             for weight, form in item.weights:
                 matrices = weights.pre_initialize(kind, form.shape, weights.stream(seed, weight.base))
                 draft.store(graph.tensors[weight.base], weight.stored(form.weight(matrices, weight.shape)))
-        for base, users in layers.by_tensor(prepared.layers.layers).items() if not self.settings.rescale else ():
-            draft.store(graph.tensors[base], pre_initialized(graph, users[0], kind, seed))
+        if self.settings.rescale:
+            return
+        first = {base: users[0] for base, users in layers.by_tensor(prepared.layers.layers).items()}
+        drawn = drawn_ahead(list(first.values()), kind, seed, self.crew)
+        for base, layer in first.items():
+            draft.store(graph.tensors[base], pre_initialized(graph, layer, kind, seed, drawn))
 
     def _fill(self, draft: Draft, prepared: Prepared, findings: Findings, run: _Run) -> tuple[Findings, int]:
         """Scale the layers, unless `rescale=False`; write the file and measure every layer in it."""
@@ -419,7 +364,7 @@ class Job:
                 plan=scaled.plan,
                 turns=scaled.turns,
                 verified=scaled.verified,
-                pooled=scaled.pooled,
+                of_live_uses=scaled.of_live_uses,
                 noise=scaled.noise,
             )
         else:
@@ -483,6 +428,7 @@ class Job:
     ) -> Report:
         self._took("total", self.begun)
         data = run.data
+        told = self.crew.told if self.crew is not None else []
         return Report(
             command=command,
             version=__version__,
@@ -494,7 +440,8 @@ class Job:
             data=data.source if data else "",
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
-            warnings=tuple(dict.fromkeys(self.warnings)),
+            workers=self.crew.reports() if self.crew is not None else (),
+            warnings=tuple(dict.fromkeys([*self.warnings, *told])),
             seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
             **facts,
         )
@@ -513,45 +460,3 @@ def _memory_expected(prepared: Prepared, plan: Plan, data: Calibration | None) -
         "weights_of_a_stage": memory_needs.stage_weights(prepared.graph, plan),
         "values_between_stages": between,
     }
-
-
-def _files_of(data: object) -> list[Path]:
-    """The files and directories that data comes from: named as the command takes them, or mapped into memory."""
-    if isinstance(data, np.memmap):
-        return [Path(data.filename)] if data.filename is not None else []
-    if isinstance(data, Mapping):
-        return [path for array in data.values() for path in _files_of(array)]
-    if not isinstance(data, list | tuple):
-        return []
-    paths = []
-    for item in data:
-        if isinstance(item, str):
-            if item == random_data.RANDOM:
-                continue
-            loader = loaders.named(item)
-            parts = (item if loader is None else str(loader.path)).split("=")  # NAME and PATH may both have a = in them
-            paths += [Path("=".join(parts[k:])) for k in range(len(parts))]
-        else:
-            paths += _files_of(item)
-    return paths
-
-
-def _spec(name: str, info: onnx.ValueInfoProto) -> InputSpec:
-    """An input as the model declares it."""
-    kind = info.type.tensor_type
-    if not info.type.HasField("tensor_type"):
-        raise ModelError(f"input {name!r} is no tensor ({info.type.WhichOneof('value')}); such models cannot be fed")
-    shape: tuple[int | str | None, ...] | None = None
-    if kind.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
-    return InputSpec(name, _dtype_name(kind.elem_type), shape)
-
-
-def _dtype_name(code: int) -> str:
-    """ONNX's element type under numpy's name."""
-    if code in (TensorProto.STRING, TensorProto.BFLOAT16):
-        return "string" if code == TensorProto.STRING else "bfloat16"
-    try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)).name
-    except (KeyError, TypeError):
-        raise ModelError(f"an input has the unknown element type {code}") from None

@@ -114,6 +114,18 @@ class Carried:
     left: tuple[NotCarried, ...] = ()
 
 
+@dataclass(frozen=True)
+class WorkerReport:
+    """A worker of the run."""
+
+    host: str
+    address: str  # of the host in the Ray cluster
+    pid: int
+    device: str
+    batches: int  # that it had in the end
+    data: str = ""  # "read" where it read them from files, "sent" where they were sent to it
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """The whole of one run."""
@@ -126,6 +138,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)
     device: str = ""
     device_reason: str = ""  # why this device, and why not another
+    workers: tuple[WorkerReport, ...] = ()  # none where one process did it all
     data: str = ""
     samples: int = 0
     batches: int = 0
@@ -165,11 +178,22 @@ class Report:
     def facts(self) -> str:
         """On what it was done, and how long it took."""
         facts = [plural(self.samples, "sample") if self.samples else ""]
-        facts += ["random data" if self.data == "random" else "", self.device]
+        facts += ["random data" if self.data == "random" else "", self.where]
         facts.append(plural(self.stages, "stage") if self.stages and self.command != "measure" else "")
         facts.append(plural(self.trials, "trial") if self.trials > 1 else "")
         facts.append(f"{self.seconds['total']:.2f} s" if "total" in self.seconds else "")
         return "; ".join(fact for fact in facts if fact)
+
+    @property
+    def where(self) -> str:
+        """On what it ran: the device, or how many workers on which devices and hosts."""
+        if not self.workers:
+            return self.device
+        hosts = len({worker.host for worker in self.workers})
+        each = " each" if len(self.workers) > 1 else ""
+        devices = " and ".join(dict.fromkeys(f"{worker.device}{each}" for worker in self.workers))
+        on = f" on {plural(hosts, 'host')}" if hosts > 1 else ""
+        return f"{plural(len(self.workers), 'worker')}{on}, {devices}"
 
     def __repr__(self) -> str:
         command = COMMANDS.get(self.command, self.command)

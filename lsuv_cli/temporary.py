@@ -47,6 +47,7 @@ def remove_announced() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    _board[:] = bytes(BOARD_BYTES)
 
 
 def _post() -> None:

@@ -29,7 +29,8 @@ import onnx
 import disguises
 from judgement import Finding, Judge
 
-SECONDS = 60  # for one case
+SECONDS = 60  # of CPU time for one case: a busy machine makes no finding
+HANGING = 20 * SECONDS  # without using the CPU
 OPTIONS_FROM = 1000  # seeds from here on are for cases with options
 OPTIONS: tuple[dict[str, str], ...] = (
     {"bias": "center"},
@@ -66,7 +67,8 @@ def work(seed: int, first: int, end: float) -> None:
     """Go through cases and tell of each as lines of JSON; a crash of onnxruntime ends this process alone."""
     number = first
     while number == first or time.time() < end:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(HANGING)
         counts: collections.Counter[str] = collections.Counter()
 
         def phase(name: str, case: int = number) -> None:
@@ -98,7 +100,7 @@ def run(seed: int, first: int, end: float, last: int | None = None) -> Iterator[
                     return
         if child.returncode == 0:
             return
-        if child.returncode == -signal.SIGALRM:
+        if child.returncode in {-signal.SIGPROF, -signal.SIGALRM}:
             yield [Finding(seed, number, "slow", "", f"more than {SECONDS} s, in the phase {phase}")], {"cases": 1}
         elif phase == "lsuv":
             yield [Finding(seed, number, "crash", "", f"exit code {child.returncode}")], {"cases": 1}

@@ -41,7 +41,8 @@ from helpers import model, normal
 from lsuv_cli import strip
 
 MEMORY = 6 << 30
-SECONDS = 30
+SECONDS = 30  # of CPU time for one case: a busy machine makes no finding
+HANGING = 20 * SECONDS  # without using the CPU
 MANY = [0, 1, -1, 2, 3, 7, 64, 255, 2**16, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)]
 WORDS = ["", "x", "y", "w", "/", "../m.bin", "/etc/hostname", "m.bin", "\0", "é" * 40, "a" * 3000, "%s%n", "ai.onnx.ml",
          "\x1b[2J\n\u202e", "/" * 20000]  # fmt: skip
@@ -298,7 +299,7 @@ def outcome(case: Case, folder: Path) -> tuple[str, str]:
 
 def judge(case: Case, folder: Path, code: int, printed: str) -> str:
     if code < 0:
-        return "too slow" if code == -signal.SIGALRM else f"signal {-code}"
+        return "too slow" if code in {-signal.SIGPROF, -signal.SIGALRM} else f"signal {-code}"
     if "Traceback" in printed or "internal error" in printed:
         return "traceback" if "Traceback" in printed else "internal error"
     if not all(line.isprintable() for line in printed.split("\n")):
@@ -356,7 +357,8 @@ def bounded() -> None:
     """Limits for one case: memory, so that the machine stays usable, and time."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(HANGING)
 
 
 def warm_up() -> None:
@@ -383,15 +385,16 @@ def run(numbers: Iterator[int], seed: int, found: Callable[[int, Case, str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description="Damaged models and data through the whole command.")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--cases", type=int, help="so many, however long they take")
+    parser.add_argument("--cases", type=int, help="up to this number, however long they take")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--keep", type=Path, help="a folder for the files of what is found")
     asked = parser.parse_args()
     end = time.monotonic() + asked.seconds
 
     def numbers() -> Iterator[int]:
-        number = 0
+        number = asked.first
         while number < asked.cases if asked.cases is not None else time.monotonic() < end:
             if number and number % 500 == 0:
                 print(f"{number} cases", flush=True)

@@ -65,8 +65,12 @@ class Draft:
 
 
 def session(model: onnx.ModelProto, **options: Any) -> ort.InferenceSession:
-    """A session of onnxruntime that runs what the model says: no optimization, one thread."""
+    """A session of onnxruntime that runs what the model says: no optimization, one thread.
+
+    Nor are buffers used again: with batches of several sizes, onnxruntime 1.31 fails at Min(x, x) of float16.
+    """
     chosen = ort.SessionOptions()
+    chosen.enable_mem_reuse = False
     chosen.log_severity_level = 4
     chosen.intra_op_num_threads = 1
     chosen.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -20,12 +20,16 @@ BESIDE = {
     "pipeline": "pipeline",
     "layer_reports": "pipeline",
     "examination": "pipeline",
+    "results": "pipeline",
+    "arguments": "api",
+    "calibration_data": "pipeline",
 }
 BESIDE |= dict.fromkeys(
     [
         "errors",
         "details",
         "settings",
+        "setting_values",
         "text",
         "target_variances",
         "version",
@@ -33,6 +37,7 @@ BESIDE |= dict.fromkeys(
         "temporary",
         "outputs",
         "scratch",
+        "spool",
         "interruption",
         "progress",
         "safetensors_format",
@@ -45,8 +50,9 @@ BESIDE |= {"layer_details": "pipeline", "report": "report"}
 MAY_IMPORT = {
     "cli": {"api", "pipeline", "report", "words"},
     "torch": {"api", "pipeline", "home", "model", "report", "words"},
-    "api": {"pipeline", "scaling", "data", "home", "model", "report", "words"},
-    "pipeline": {"scaling", "data", "home", "model", "report", "words"},
+    "api": {"pipeline", "workers", "scaling", "data", "home", "model", "report", "words"},
+    "pipeline": {"workers", "scaling", "data", "home", "model", "report", "words"},
+    "workers": {"scaling", "data", "report", "words"},
     "scaling": {"model", "report", "words"},
     "home": {"model", "report", "words"},
     "data": {"report", "words"},
@@ -102,6 +108,11 @@ def test_imports_go_from_the_command_down_to_the_words() -> None:
 def test_only_two_modules_know_onnxruntime() -> None:
     users = {path for path, tree in TREES.items() for name in imported(tree) if name.split(".")[0] == "onnxruntime"}
     assert users == {"scaling/providers.py", "scaling/runtime.py"}
+
+
+def test_only_the_workers_know_ray() -> None:
+    users = {path for path, tree in TREES.items() for name in imported(tree) if name.split(".")[0] == "ray"}
+    assert {room(path) for path in users} == {"workers"}
 
 
 def test_functions_take_few_parameters() -> None:

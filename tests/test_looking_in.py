@@ -28,6 +28,21 @@ def test_layers_outputs_become_typed_outputs_in_order():
     onnx.checker.check_model(exposed.model, full_check=True)
 
 
+def dims(info):
+    return [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim]
+
+
+def test_shapes_of_exposed_outputs_follow_small_constants_and_what_the_model_declares():
+    text = "g (float[N,8] x) => (y) { r = Reshape(x, s) a = MatMul(r, w) t = Tanh(a) y = MatMul(t, v) }"
+    made = expose(model(text, s=np.array([3, 2, 4]), w=normal(4, 5), v=normal(5, 6)), include=["a"]).model
+    assert [dims(o) for o in made.graph.output if o.name == "a"] == [[3, 2, 5]]
+    unknown = model("g (float[N,8] x) => (y) { r = other.Mine(x) a = MatMul(r, w) y = Relu(a) }", w=normal(4, 5))
+    unknown.opset_import.append(onnx.helper.make_opsetid("other", 1))
+    unknown.graph.value_info.append(onnx.helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, ["M", 4]))
+    made = expose(unknown).model
+    assert [dims(o) for o in made.graph.output if o.name == "a"] == [["M", 5]]
+
+
 def test_an_exposed_model_computes_what_the_model_does():
     x = normal(5, 8)
     before = values(two(), {"x": x}, ["y", "c"], reference=True)

@@ -1,5 +1,6 @@
 """Odd but valid layers, and models of old operator sets: initialized right, left alone with a reason, or refused."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -191,3 +192,40 @@ def test_both_kinds_are_among_them():
         except Exception:
             refused += 1
     assert 3 < refused < len(OLD) - 3
+
+
+def test_a_shared_weight_whose_first_use_is_dead_and_whose_other_use_is_small():
+    """The state is zero at first, as in an unrolled recurrence; the scale is that of the use which has a signal."""
+    text = """g (float[N,8] x) => (y) {
+        z = Mul(x, zero) a = MatMul(z, w) p = MatMul(x, u) t = Tanh(p) k = Mul(t, small) s = Add(a, k)
+        y = MatMul(s, w) }"""
+    proto = model(text, w=normal(8, 8), u=normal(8, 8, seed=1), zero=np.float32(0), small=np.float32(0.1))
+    x = normal(64, 8, seed=2)
+    result = initialize(proto, x)
+    assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))
+
+
+def test_values_of_a_model_that_the_cpu_does_not_run_as_it_is(tmp_path):
+    """onnxruntime has no bfloat16 products on the CPU; values are those of float32, rounded as they would be stored."""
+    narrow = ml_dtypes.bfloat16
+    proto = model("""g (bfloat16[N,8] x) => (bfloat16[N,4] y) { a = MatMul(x, u) r = Relu(a) y = MatMul(r, w) }""",
+                  u=normal(8, 8).astype(narrow), w=normal(8, 4).astype(narrow))  # fmt: skip
+    x = normal(16, 8, seed=2).astype(narrow).astype(np.float32)
+    inspect(proto, x, dump=tmp_path / "values")
+    found = {path.stem[4:]: np.load(path) for path in (tmp_path / "values").glob("*.npy")}
+    a = (x @ normal(8, 8).astype(narrow).astype(np.float32)).astype(narrow).astype(np.float32)
+    y = (np.maximum(a, 0) @ normal(8, 4).astype(narrow).astype(np.float32)).astype(narrow).astype(np.float32)
+    np.testing.assert_allclose(found["a"], a, rtol=1e-2)
+    np.testing.assert_allclose(found["y"], y, rtol=2e-2, atol=1e-2)
+
+
+def test_indices_in_a_data_file(tmp_path):
+    """Tensors of integers, small and large, are read from the file too."""
+    text = (
+        "g (float[N,8] x) => (y) { g = Gather<axis=1>(x, i) h = Gather<axis=1>(g, j) k = Add(h, d) y = MatMul(k, w) }"
+    )
+    proto = model(text, w=normal(200, 4), d=normal(200), i=np.arange(40) % 8, j=np.arange(200) % 40)
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    x = normal(32, 8, seed=2)
+    initialize(tmp_path / "m.onnx", x, output=tmp_path / "o.onnx")
+    assert near_one(variances(onnx.load(tmp_path / "o.onnx"), {"x": x}, ["y"], reference=False))

@@ -145,13 +145,43 @@ def test_running_statistics_that_a_layer_reads():
     assert statuses(result) == {"y": "ok"}
 
 
-def test_a_transposed_matrix_times_a_vector():
-    """onnxruntime's fusion of the two computes something else."""
-    proto = model("g (float[N,15] x) => (y) { t = Transpose<perm=[1,0]>(x) y = MatMul(t, w) }", w=normal(2))
+@pytest.mark.parametrize("weight", ["w", "v"])
+@pytest.mark.parametrize("matrix", ["t", "u"])
+def test_a_transposed_matrix_times_a_vector(matrix, weight):
+    """onnxruntime's fusion of the two computes something else, also where it folds a constant into the vector."""
+    proto = model(f"""g (float[N,15] x) => (y) {{
+        t = Transpose<perm=[1,0]>(x) u = Identity(t) v = Transpose(w) y = MatMul({matrix}, {weight}) }}""",
+        w=normal(2))  # fmt: skip
     x = normal(2, 15)
     result = initialize(proto, x, batch_size="all")
     assert statuses(result) == {"y": "ok"}
     assert near_one(variances(result.model, {"x": x}, ["y"], reference=False))
+
+
+def test_a_transposed_matrix_times_a_vector_that_is_computed():
+    proto = model("""g (float[N,15] x) => (y) {
+        v = ReduceMax<keepdims=0>(x, last) t = Transpose<perm=[1,0]>(x) p = MatMul(t, v)
+        y = MatMul(p, w) z = MatMul(x, u) }""",
+        w=normal(15, 6), u=normal(15, 5), last=np.array([1]))  # fmt: skip
+    proto.graph.output.extend([onnx.ValueInfoProto(name="z")])
+    x = normal(15, 15)
+    result = initialize(proto, x, batch_size="all")
+    assert statuses(result) == {"y": "ok", "z": "ok"}
+    assert near_one(variances(result.model, {"x": x}, ["y", "z"], reference=False))
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 3), (7, 7, 3), (5, 4, 2), (2, 7, 7)])
+def test_a_convolution_over_the_samples(sizes):
+    """With (channels, positions, samples, rows) a plane has another size in every batch."""
+    proto = model("""g (float[N,4,5,6] x) => (y) {
+        t = Transpose<perm=[1,3,0,2]>(x) y = ConvTranspose<strides=[2,2]>(t, w) }""", w=normal(6, 3, 2, 2))  # fmt: skip
+    rows = normal(sum(sizes), 4, 5, 6, seed=1) * np.linspace(0.3, 3, sum(sizes), dtype=np.float32)[:, None, None, None]
+    batches = [{"x": part} for part in np.split(rows, np.cumsum(sizes)[:-1])]
+    result = initialize(proto, batches)
+    outputs = np.concatenate([values(result.model, batch, ["y"])["y"].ravel() for batch in batches])
+    assert outputs.var() == pytest.approx(1, abs=1e-3)
+    assert entry(result, "y").variance == pytest.approx(outputs.var(), rel=1e-4)
+    assert statuses(result) == {"y": "ok"}
 
 
 # Names

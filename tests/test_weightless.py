@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lsuv_cli.scaling.filling as filling
 from helpers import model, normal, square, tensor, values, variances
-from lsuv_cli import LsuvError, initialize, strip
+from lsuv_cli import LsuvError, expose, initialize, inspect, strip
 from lsuv_cli.model.file import load
 from shell import RELU, lsuv
 
@@ -93,7 +93,7 @@ def test_equal_seeds_give_equal_bytes():
 
 def test_the_whole_way_as_commands(tmp_path):
     assert lsuv("strip", RELU, "-o", tmp_path / "s.onnx").code == 0
-    looked = lsuv("inspect", tmp_path / "s.onnx")
+    looked = lsuv("inspect", tmp_path / "s.onnx", "--data", "random")
     assert looked.code == 2
     assert "22 tensors have no values" in looked.err
     done = lsuv("init", tmp_path / "s.onnx", "--data", "random", "-o", tmp_path / "f.onnx")
@@ -103,6 +103,26 @@ def test_the_whole_way_as_commands(tmp_path):
     again = lsuv("strip", tmp_path / "s.onnx", "-o", tmp_path / "t.onnx")
     assert again.code == 0
     assert (tmp_path / "t.onnx").read_bytes() == (tmp_path / "s.onnx").read_bytes()
+
+
+def test_the_layers_of_a_stripped_model_are_seen_without_data(tmp_path):
+    small = strip(net())
+    whole, seen = inspect(net()), inspect(small.model)
+    assert [(x.name, x.shape, x.status) for x in seen.layers] == [(x.name, x.shape, x.status) for x in whole.layers]
+    assert {layer.weight_std for layer in seen.layers} == {None}
+    assert any("tensors have no values" in warning for warning in seen.warnings)
+    onnx.save(small.model, tmp_path / "s.onnx")
+    assert "nan" not in lsuv("inspect", tmp_path / "s.onnx").out
+    refused = lsuv("inspect", tmp_path / "s.onnx", "--data", "random")
+    assert refused.code == 2
+    assert "have no values" in refused.err
+
+
+def test_a_stripped_model_can_be_exposed_and_filled():
+    exposed = expose(strip(net()).model)
+    done = initialize(exposed.model, DATA)
+    assert [output.name for output in done.model.graph.output] == ["y", *exposed.outputs.values()]
+    assert done.report.exit_code == 0
 
 
 def test_keep_and_larger_than():
@@ -160,6 +180,64 @@ def test_sparse_and_quantized_weights_are_stripped():
     assert normal(3)[:1].tobytes() not in done.to_bytes()
     filled = initialize(done.model, normal(64, 8)).model
     assert np.all(np.isfinite(values(filled, {"x": normal(4, 8)}, ["y"])["y"]))
+
+
+QUANTIZED = {
+    "int8": "q = DequantizeLinear<axis=1>(i, scale) y = MatMul(x, q)",
+    "int4": "q = DequantizeLinear<axis=1>(i, scale) y = MatMul(x, q)",
+    "uint4": "q = DequantizeLinear<axis=1>(i, scale, zero) y = MatMul(x, q)",
+    "float8": "q = DequantizeLinear<axis=1>(i, scale) y = MatMul(x, q)",
+    "packed": "y = com.microsoft.MatMulNBits<K=64, N=64, bits=4, block_size=32>(x, i, scale, zero)",
+}
+
+
+def quantized(kind: str, scalar: bool):
+    """A product with a quantized weight of 64 by 64, as it is behind each of the operators that read one."""
+    text = f"g (float[N,64] x) => (float[N,64] y) {{ {QUANTIZED[kind]} }}"
+    scale = np.float32(0.05) if scalar else np.full(64, 0.01, np.float32)
+    given = model(text.replace("<axis=1>", "") if scalar else text, scale=scale)
+    given.opset_import[0].version = 21
+    given.ir_version = 10
+    if kind == "packed":
+        given.opset_import.add(domain="com.microsoft", version=1)
+        made = [("i", TensorProto.UINT8, [64, 2, 16], 77), ("zero", TensorProto.UINT8, [64], 77)]
+        given.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.full(128, 0.01, np.float32), "scale"))
+    else:
+        type_of = {"int8": "INT8", "int4": "INT4", "uint4": "UINT4", "float8": "FLOAT8E4M3FN"}[kind]
+        made = [("i", getattr(TensorProto, type_of), [64, 64], 3)]
+        if kind == "uint4":
+            made.append(("zero", TensorProto.UINT4, [] if scalar else [64], 3))
+    for name, data_type, dims, value in made:
+        given.graph.initializer.append(helper.make_tensor(name, data_type, dims, [value] * math.prod(dims)))
+    return given
+
+
+# MatMulNBits has a scale for each block, never a single one.
+@pytest.mark.parametrize(
+    ("kind", "scalar"), [(k, s) for k in QUANTIZED for s in (False, True) if k != "packed" or not s]
+)
+def test_quantized_weights_are_filled_so_that_the_signal_goes_through(kind, scalar):
+    done = strip(quantized(kind, scalar))
+    filled = load(done.model, without_weights=True)
+    told = filling.fill(filled, seed=0)
+    assert "quantized weight" in told
+    found = values(filled.proto, {"x": normal(256, 64)}, ["y"])["y"]
+    assert 0.4 < found.var() < 2.5
+    assert abs(found.mean()) < 0.2
+
+
+def test_a_model_whose_data_file_is_missing_can_be_stripped(tmp_path):
+    made = model(
+        "g (float[N,80] x) => (float[N,80] y) { a = MatMul(x, w) y = Add(a, b) }", w=normal(80, 80), b=normal(80)
+    )
+    onnx.save_model(made, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+    (tmp_path / "m.bin").unlink()
+    refused = lsuv("init", tmp_path / "m.onnx", "--data", "random")
+    assert "keep it beside the model, or let `lsuv init` make the values up with --without-weights" in refused.err
+    done = lsuv("strip", tmp_path / "m.onnx", "-o", tmp_path / "s.onnx")
+    assert done.code == 0, done.err
+    assert "warning: the data file of 2 tensors is missing" in done.err
+    assert initialize(tmp_path / "s.onnx", "random").report.exit_code == 0
 
 
 def test_a_tied_embedding_gives_logits_of_variance_about_one():
@@ -262,9 +340,11 @@ def test_what_is_no_tensor_is_told():
     given = model("g (float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", w=normal(8, 8))
     given.opset_import.add(domain="ai.onnx.ml", version=3)
     given.graph.node.append(helper.make_node("Scaler", ["x"], ["z"], domain="ai.onnx.ml", scale=[1.0] * 20))
+    given.graph.node[-1].attribute.append(helper.make_attribute("offset", [1.0, 2.0]))
     given.training_info.add().algorithm.initializer.append(numpy_helper.from_array(normal(9), "momentum"))
     done = strip(given)
     assert any("20 numbers in its attribute 'scale'" in warning for warning in done.warnings)
+    assert any("2 numbers in its attribute 'offset'" in warning for warning in done.warnings)
     assert not done.model.training_info
 
 

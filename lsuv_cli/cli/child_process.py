@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from lsuv_cli import interruption, temporary
-from lsuv_cli.errors import ExitCode
+from lsuv_cli.errors import ExitCode, ModelError
 from lsuv_cli.interruption import POLITE
 
 PR_SET_PDEATHSIG = 1
+T = TypeVar("T")
+_is_forked = False  # whether this process is the child
+
 CRASHES = [getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")]
 
 
@@ -36,6 +41,8 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     child = os.fork()
     if child == 0:
+        global _is_forked
+        _is_forked = True
         _on_request(signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
         _die_with(parent)
@@ -52,6 +59,47 @@ def run(command: Callable[[], None], complain: Callable[[str], None]) -> None:
     _, status = os.waitpid(child, 0)
     _on_request(signal.SIG_IGN)
     sys.exit(_verdict(status, complain))
+
+
+def apart(work: Callable[[], T]) -> T:
+    """Do work in a process of its own, if this one was forked for the command too; a crash is then an exception."""
+    if not _is_forked:
+        return work()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _die_with(parent)
+        _deliver(work, writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        told = stream.read()
+    _, status = os.waitpid(child, 0)
+    temporary.remove_announced()
+    if not os.WIFEXITED(status) or not told:
+        raise ModelError(_crash(os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT))
+    result = pickle.loads(told)
+    if isinstance(result, BaseException):
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
+def _deliver(work: Callable[[], object], writer: int) -> None:
+    """Do work, send its result or its exception through a pipe, and end the process."""
+    try:
+        result: object = work()
+    except BaseException as problem:
+        result = problem
+    try:
+        told = pickle.dumps(result)
+    except Exception:  # an exception of a library that cannot be sent
+        told = pickle.dumps(RuntimeError(f"{type(result).__name__}: {result}"))
+    with os.fdopen(writer, "wb") as stream:
+        stream.write(told)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _to_the_end(command: Callable[[], None]) -> None:
@@ -117,12 +165,17 @@ def _verdict(status: int, complain: Callable[[str], None]) -> int:
     if number not in (*CRASHES, signal.SIGKILL):
         complain(f"the run was ended by a signal ({signal.strsignal(number)}); {standing.so_far}")
         return 128 + number
+    complain(_crash(number))
+    return int(ExitCode.BAD_REQUEST)
+
+
+def _crash(number: int) -> str:
+    """What a person is told about a process that a signal ended."""
     if number == signal.SIGKILL:
         what = "was killed, perhaps because memory ran out (then a smaller --batch-size, --limit or --memory helps)"
     else:
         what = f"crashed inside a native library, most likely onnxruntime on this model ({signal.strsignal(number)})"
-    complain(f"the run {what}; the input is untouched, and no half-written file is left")
-    return int(ExitCode.BAD_REQUEST)
+    return f"the run {what}; the input is untouched, and no half-written file is left"
 
 
 def _tidy_terminal() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -16,11 +17,12 @@ import typer
 
 from lsuv_cli import outputs
 from lsuv_cli.cli import options as o
-from lsuv_cli.cli import terminal, wording
+from lsuv_cli.cli import several, terminal, wording
 from lsuv_cli.cli.pictures import Pictures
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.outputs import Target
 from lsuv_cli.progress import Listener
+from lsuv_cli.spool import Spool
 from lsuv_cli.text import printable
 from lsuv_cli.version import __version__
 
@@ -79,28 +81,68 @@ def init(
     if pictures:
         settings = dataclasses.replace(settings, before=True)
     console = terminal.console(quiet=showing.quiet)
-    several = len(models) > 1
-    reports: list[dict[str, Any]] = []
-    for model, target in zip(models, targets, strict=True):
-
-        def failed(code: int, text: str, model: str = model) -> None:
-            terminal.complain(text if model in text else f"{model}: {text}")
-            reports.append({"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text})
-
-        so_far = f"{len(reports)} of {len(models)} models were done" if several else "nothing was written"
-        alone = not (several or showing.json or pictures)
-        with terminal.errors(failed if several else None, so_far, publication_is_all=alone):
-            with terminal.progress(console, not showing.quiet) as listen:
-                report = _initialized(model, data, target, writing, settings, (listen, pictures))
-            _tell(report, console, verbose=showing.verbose)
-            pictures.draw(report, typed)
-            for also in (None if writing.dry_run else writing.weights, *pictures.drawn.values()):
-                if also is not None:
-                    console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
-            reports.append(report.to_json())
+    if len(models) > 1:
+        raise typer.Exit(_each(models, data, targets, writing, settings, showing))
+    with terminal.errors(publication_is_all=not (showing.json or pictures)):
+        with terminal.progress(console, not showing.quiet) as listen:
+            report = _initialized(models[0], data, targets[0], writing, settings, (listen, pictures))
+        report = wording.report_as_typed(report)
+        _tell(report, console, verbose=showing.verbose)
+        pictures.draw(report, typed)
+        for also in (None if writing.dry_run else writing.weights, *pictures.drawn.values()):
+            if also is not None:
+                console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
     if showing.json:
-        _print_json(reports if several else reports[0])
-    raise typer.Exit(_summed_up([report["exit_code"] for report in reports], console))
+        weights = writing.weights if report.output else None
+        written = [file for file in (report.output, weights, *pictures.drawn.values()) if file is not None]
+        with terminal.after_writing(written):
+            _print_json(report.to_json())
+    raise typer.Exit(int(report.exit_code))
+
+
+def _each(
+    models: list[str],
+    data: list[str] | None,
+    targets: list[str | None],
+    writing: o.Writing,
+    settings: o.AllSettings,
+    showing: o.Showing,
+) -> int:
+    """Initialize several models, print a table for each as it ends, and a summary. Returns the exit code."""
+    console = terminal.console(quiet=showing.quiet)
+
+    def initialized(index: int) -> Report:
+        with terminal.progress(console, not showing.quiet) as listen:
+            return _initialized(models[index], data, targets[index], writing, settings, (listen, Pictures()))
+
+    reports: dict[int, dict[str, Any]] = {}
+    with contextlib.ExitStack() as stack:
+        outcomes = several.one_by_one(len(models), initialized)
+        if settings.workers is not None:
+            listen = stack.enter_context(terminal.progress(console, not showing.quiet))
+            outcomes = several.at_once(models, data, targets, writing, settings, listen)
+        while len(reports) < len(models):
+            so_far = f"{len(reports)} of {len(models)} models were done"
+            with terminal.errors(None, so_far):
+                index, outcome = next(outcomes)
+
+            def failed(code: int, text: str, index: int = index) -> None:
+                model = models[index]
+                terminal.complain(text if model in text else f"{model}: {text}")
+                reports[index] = {"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text}
+
+            with terminal.errors(failed, so_far):
+                report = wording.report_as_typed(outcome())
+                place = targets[index] if report.output is not None else None
+                report = dataclasses.replace(report, model=models[index], output=place)
+                _tell(report, console, verbose=showing.verbose)
+                reports[index] = report.to_json()
+        next(outcomes, None)  # to its end
+    listed = [reports[index] for index in range(len(models))]
+    if showing.json:
+        with terminal.after_writing([report["output"] for report in listed if report.get("output")]):
+            _print_json(listed)
+    return _summed_up([report["exit_code"] for report in listed], console)
 
 
 def _initialized(
@@ -131,7 +173,7 @@ def _initialized(
     )
     if target == "-" and not writing.dry_run:
         terminal.write_model(done.chunks())
-    return wording.report_as_typed(done.report)
+    return done.report
 
 
 def _summed_up(codes: list[int], console: Console) -> int:
@@ -145,7 +187,7 @@ def _summed_up(codes: list[int], console: Console) -> int:
 
 @app.command(cls=o.Command, short_help="Show a model's layers and what they put out.")
 @o.spread
-def inspect(*, model: o.Model, data: o.Sources = None, settings: o.LookSettings, showing: o.Looking) -> None:
+def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettings, showing: o.ShowingInspect) -> None:
     """Show a model's layers, where their weights live and, with data, what they put out."""
     with terminal.errors():
         if showing.json and showing.csv:
@@ -163,12 +205,15 @@ def inspect(*, model: o.Model, data: o.Sources = None, settings: o.LookSettings,
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        elif showing.csv:
-            terminal.write(display.as_csv(report))
-        else:
-            display.show_layers(report, terminal.console(stderr=False))
+        dumped = [] if showing.dump is None else [showing.dump]
+        with terminal.after_writing([*pictures.drawn.values(), *dumped]):
+            if showing.json:
+                _print_json(report.to_json())
+            elif showing.csv:
+                terminal.write(display.as_csv(report))
+            else:
+                display.show_layers(report, terminal.console(stderr=False))
+                terminal.finish()
         if showing.dump is not None:
             console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
 
@@ -214,11 +259,13 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         report = wording.report_as_typed(report)
         _warn(report, console)
         pictures.draw(report, typed)
-        if showing.json:
-            _print_json(report.to_json())
-        else:
-            table = terminal.console(stderr=False, quiet=showing.quiet)
-            display.show_verdict(report, table, verbose=showing.verbose)
+        with terminal.after_writing(pictures.drawn.values()):
+            if showing.json:
+                _print_json(report.to_json())
+            else:
+                table = terminal.console(stderr=False, quiet=showing.quiet)
+                display.show_verdict(report, table, verbose=showing.verbose)
+                terminal.finish()
     raise typer.Exit(int(report.exit_code))
 
 
@@ -250,10 +297,12 @@ def compare(
         reports = Comparison({name: wording.report_as_typed(report) for name, report in measured.items()})
         _warn(next(iter(reports.values())), console)
         pictures.draw(reports, typed)
-        if json:
-            _print_json(reports.to_json())
-        else:
-            display.show_comparison(reports, terminal.console(stderr=False))
+        with terminal.after_writing(pictures.drawn.values()):
+            if json:
+                _print_json(reports.to_json())
+            else:
+                display.show_comparison(reports, terminal.console(stderr=False))
+                terminal.finish()
 
 
 @app.command(cls=o.Command, short_help="Write the model without its weights.")
@@ -347,8 +396,8 @@ def _check_streams(models: Sequence[str], data: Sequence[str] | None) -> None:
         raise LsuvError(f"data from a pipe can be read once, and {len(models)} models were given; give a file")
 
 
-def _source(model: str) -> str | bytes:
-    return terminal.read_bytes() if model == "-" else model
+def _source(model: str) -> str | Spool | bytes:
+    return terminal.model_from_stdin() if model == "-" else model
 
 
 def _tell(report: Report, console: Console, *, verbose: bool) -> None:

@@ -51,6 +51,11 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     console.print(summary(report))
     if verbose and report.device_reason:
         console.print(Text(f"device: {report.device} ({shortened(report.device_reason)})"), soft_wrap=True)
+    for k, worker in enumerate(report.workers if verbose else (), 1):
+        where = f"{worker.host} {worker.address}".strip()
+        what = f"{worker.batches} batch{'es' if worker.batches != 1 else ''} {worker.data}".strip()
+        line = f"worker {k}: {where}, process {worker.pid}; {worker.device}; {what}"
+        console.print(Text(printable(line)), soft_wrap=True)
     if report.carried is not None:
         left = report.carried.left
         console.print(Text(carried(report.carried), style="bold red" if left else ""), soft_wrap=True)

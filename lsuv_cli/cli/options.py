@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from lsuv_cli.cli import terminal
 from lsuv_cli.cli.wording import flag
-from lsuv_cli.settings import ABOUT, CHECK_TOL, COMPARE, EXAMINE, GROUPS, JUDGE, LOOK, SHOW, Settings
+from lsuv_cli.settings import ABOUT, CHECK_TOL, COMPARE, EXAMINE, GROUPS, INSPECT, JUDGE, SHOW, Settings
 
 
 class Command(TyperCommand):
@@ -155,7 +155,7 @@ class Showing:
 
 
 @dataclass(frozen=True)
-class Looking:
+class ShowingInspect:
     """What `inspect` writes, prints and draws."""
 
     dump: Dump = None
@@ -179,7 +179,7 @@ class Offer:
 
 
 AllSettings = Annotated[Settings, Offer()]
-LookSettings = Annotated[Settings, Offer(LOOK)]
+InspectSettings = Annotated[Settings, Offer(INSPECT)]
 ExamineSettings = Annotated[Settings, Offer(EXAMINE)]
 CompareSettings = Annotated[Settings, Offer(COMPARE)]
 JudgeSettings = Annotated[Settings, Offer(JUDGE, {"tol": CHECK_TOL})]

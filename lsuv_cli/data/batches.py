@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, overload
 
 import numpy as np
@@ -79,6 +80,13 @@ class Calibration:
     def at_most(self, size: int) -> Calibration:
         """The same data in batches of at most this size, where the size of a batch was chosen automatically."""
         return replace(self, batches=Batches([table.at_most(size) for table in self.batches.tables]))
+
+    @property
+    def files(self) -> list[Path] | None:
+        """The files that all of the data is read from; None if some of it is in memory."""
+        parts = [part for table in self.batches.tables for column in table.columns for part in column.parts]
+        found = [part.file for part in parts if part.file is not None]
+        return list(dict.fromkeys(found)) if len(found) == len(parts) else None
 
     @property
     def few(self) -> Batch:

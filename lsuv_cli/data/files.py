@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +53,7 @@ class StoredArray:
     dtype: np.dtype[Any]
     load: Callable[[], Array]
     added_axis: bool = False  # the first axis, of length 1, was added: the file does not have it
+    file: Path | None = None  # that it is read from whenever it is asked for; None for an array in memory
 
     @classmethod
     def of(cls, array: Array, where: str) -> "StoredArray":
@@ -171,14 +172,14 @@ def _safetensor(path: Path, name: str, entry: Entry) -> StoredArray:
             array: Array = np.memmap(path, entry.dtype, "r", entry.offset, entry.shape)
             return array
 
-    return StoredArray(f"{path}[{name!r}]", entry.shape, entry.dtype, mapped)
+    return StoredArray(f"{path}[{name!r}]", entry.shape, entry.dtype, mapped, file=path)
 
 
 def _npy(path: Path) -> Contents:
     def opened() -> StoredArray:
         with reading(path), path.open("rb") as stream:
             shape, dtype = _header(stream, str(path), path.stat().st_size)
-        return StoredArray(str(path), shape, dtype, partial(_mapped, path))
+        return StoredArray(str(path), shape, dtype, partial(_mapped, path), file=path)
 
     return {UNNAMED: opened}
 
@@ -200,7 +201,25 @@ def _member(path: Path, name: str) -> StoredArray:
     where = f"{path}[{name.removesuffix('.npy')!r}]"
     with reading(path), zipfile.ZipFile(path) as archive, archive.open(name) as stream:
         shape, dtype = _header(stream, where, archive.getinfo(name).file_size)
-    return StoredArray(where, shape, dtype, cache(partial(_unpacked, path, name, where)))
+    return StoredArray(where, shape, dtype, _Unpacked(path, name, where), file=path)
+
+
+@dataclass
+class _Unpacked:
+    """A member of an archive, unpacked once in each process."""
+
+    path: Path
+    name: str
+    where: str
+    array: Array | None = None
+
+    def __call__(self) -> Array:
+        if self.array is None:
+            self.array = _unpacked(self.path, self.name, self.where)
+        return self.array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Unpacked, (self.path, self.name, self.where)
 
 
 def _unpacked(path: Path, name: str, where: str) -> Array:

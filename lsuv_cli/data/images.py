@@ -89,7 +89,10 @@ def arrays(found: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
         raise DataError(f"`std` is {min(options.std):g}; it must be above 0")
     one = (layout.height, layout.width, layout.channels)
     shape = (1, *(one if layout.channels_last else (one[2], *one[:2])))
-    return [StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options)) for file in found]
+    return [
+        StoredArray(str(file), shape, layout.dtype, partial(_decoded, file, layout, options), file=file)
+        for file in found
+    ]
 
 
 def _layout(spec: InputSpec, options: ImageOptions) -> ImageLayout:

@@ -2,6 +2,7 @@
 
 1. Floats are standard normal, or uniform in the range that `val_range` gives. Indices are uniform among the rows of the
    embedding that they are for, other integers 0 or 1, positions 0, 1, 2 ... along the last axis, and masks are ones.
+   A single integer, such as a rate or a length, is 1.
 2. The first axis has 64 samples, or `limit`. An axis that the model leaves open has the length that `input_shapes`
    gives; otherwise IMAGE_LENGTH for height and width of images, OPEN_LENGTH for any other, and a warning says so. Axes
    of one name have one length, and an axis named `a + b` the sum of both.
@@ -24,7 +25,7 @@ from lsuv_cli.data.images import ImageOptions
 from lsuv_cli.data.inputs import Dim, Feed, InputColumn, InputSpec, fixed_length
 from lsuv_cli.errors import DataError
 from lsuv_cli.memory import available_memory
-from lsuv_cli.settings import named_list
+from lsuv_cli.setting_values import named_list
 
 RANDOM = "random"  # the value of `--data` that asks for random data
 SAMPLES = 64
@@ -95,8 +96,13 @@ def _values(spec: InputSpec, shape: tuple[int, ...], rng: np.random.Generator, w
         low, high = math.ceil(wish[0]), math.floor(wish[1])
         if low > high:
             raise DataError(f"`val_range` of input {spec.name!r} holds no whole number; give another")
+        if spec.table is not None and not -spec.table <= low <= high < spec.table:
+            raise DataError(
+                f"`val_range` of input {spec.name!r} is {low} to {high}, but the embedding that it is for has "
+                f"{spec.table} rows, 0 to {spec.table - 1}; give another"
+            )
         numbers = rng.integers(low, high, shape, endpoint=True)
-    elif "mask" in name:
+    elif "mask" in name or (kind in "iu" and not shape and spec.table is None):
         numbers = np.ones(shape)
     elif kind == "f":
         numbers = rng.standard_normal(shape)
@@ -113,6 +119,7 @@ class _Shapes:
     def __init__(self, inputs: Sequence[InputSpec], wishes: Wishes, samples: int) -> None:
         self.wishes = wishes
         self.known: dict[str, int] = {}
+        self.leads: dict[str, int] = {}  # lengths that the user gives named first axes
         self.told: list[str] = []
         for spec in inputs:
             if (spec.shape is None and spec.name not in wishes.shapes) or spec.fed_dtype.kind not in "fiub":
@@ -174,9 +181,12 @@ class _Shapes:
             raise DataError(
                 f"`input_shapes`: input {spec.name!r} wants {spec.wanted}, got {asked}; give a shape that fits"
             )
-        for dim, length in zip(shape[1:], asked[1:], strict=True):
-            if isinstance(dim, str) and self.known.setdefault(dim, length) != length:
-                raise DataError(f"`input_shapes`: the axis {dim!r} has the lengths {self.known[dim]} and {length}")
+        for axis, (dim, length) in enumerate(zip(shape, asked, strict=True)):
+            lengths = self.known if axis else self.leads
+            if isinstance(dim, str) and lengths.setdefault(dim, length) != length:
+                raise DataError(
+                    f"`input_shapes`: the axis {dim!r} has the lengths {lengths[dim]} and {length}; give it one"
+                )
 
     def _open(self, spec: InputSpec, axis: int, dim: Dim) -> int:
         """The length of an axis that the model leaves open."""

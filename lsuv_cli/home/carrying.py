@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.home import fingerprints
+from lsuv_cli.home.layouts import SMALLEST
 from lsuv_cli.home.matching import Matching, Origin, Parts, Place, Read, Use, keys_of
 from lsuv_cli.home.parametrizations import Multiple, Shifted, precision
 from lsuv_cli.home.products import Multiplied
@@ -186,7 +187,8 @@ class _Carrier:
         found = np.asarray(origin.read(self.tensor), np.float64).reshape(value.shape)
         tolerance = max(4 * precision(kind) for kind in [given.dtype, *(self.before[key].dtype for key in origin.keys)])
         # f·t + offset: the rounding error is relative to the summands, which may be far larger than the sum.
-        size = max(np.abs(value).max(), np.abs(origin.offset).max() if isinstance(origin, Shifted) else 0.0, 1e-30)
+        offset = np.abs(origin.offset).max() if isinstance(origin, Shifted) else 0.0
+        size = max(np.abs(value).max(), offset, SMALLEST)
         return bool(np.all(np.abs(found - value) <= tolerance * size))
 
     def conflict(self, use: Use, uses: list[Use]) -> str:

@@ -21,6 +21,7 @@ from lsuv_cli.home import fingerprints
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
+SMALLEST = 1e-30  # a tensor whose largest value is smaller is all zeros
 SAMPLE = 1024
 MOST_AXES = 6
 
@@ -141,4 +142,4 @@ def _equal(one: Array, other: Array, tolerance: float) -> bool:
     if not tolerance:
         return bool(np.array_equal(one, other))
     left, right = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return bool(np.all(np.abs(left - right) <= tolerance * max(float(np.abs(left).max(initial=0.0)), 1e-30)))
+    return bool(np.all(np.abs(left - right) <= tolerance * max(float(np.abs(left).max(initial=0.0)), SMALLEST)))

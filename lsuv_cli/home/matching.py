@@ -36,6 +36,7 @@ Array = NDArray[Any]
 Read = Callable[[str], Array]
 Place = tuple[str, int]  # a node's first output, and which of its inputs
 
+FOLDED = 5e-3  # a weight that differs from the checkpoint's by more than this has its BatchNorm folded in
 ABSENT = "no tensor of the checkpoint has its values"
 UNFOLDED = (
     "export without folding: optimize=False (dynamo=True), or training=torch.onnx.TrainingMode.PRESERVE and "
@@ -110,7 +111,9 @@ class Matching:
     @property
     def warnings(self) -> Iterator[str]:
         """A warning if BatchNorms are folded into weights: the network has its variance of 1 behind the BatchNorm."""
-        folded = [x for x in self.origins.values() if isinstance(x, Multiple) and np.any(np.abs(x.factors - 1) > 5e-3)]
+        folded = [
+            x for x in self.origins.values() if isinstance(x, Multiple) and np.any(np.abs(x.factors - 1) > FOLDED)
+        ]
         if folded:
             yield (
                 f"{len(folded)} weight{'s have their' if len(folded) > 1 else ' has its'} BatchNorm folded in: at home "

@@ -14,10 +14,9 @@ from onnx import ValueInfoProto, helper
 
 from lsuv_cli.model.constants import FLOATS
 from lsuv_cli.model.file import is_elsewhere
+from lsuv_cli.model.graph import SHAPE_BYTES
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.model.prepare import Look
-
-SMALL = 128  # values; constants up to this size may be shapes, which inference has to see
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def _types(model: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     body.input.extend(info for info in model.graph.input if info.name not in stored)
     body.value_info.extend(model.graph.value_info)
     for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= SMALL and not is_elsewhere(tensor):
+        if math.prod(tensor.dims) * 8 <= SHAPE_BYTES and not is_elsewhere(tensor):
             body.initializer.append(tensor)
         else:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))

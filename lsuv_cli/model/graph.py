@@ -34,6 +34,7 @@ from lsuv_cli.model.random_ops import is_random
 
 Array = NDArray[Any]
 
+SHAPE_BYTES = 1024  # a constant up to this size may be a shape, whose values shape inference has to see
 OLDEST_OPSET = 7
 NEW_OPSET = 18  # for a model that has only operators of other domains
 # Einsum's equation: terms of letters, each with at most one ellipsis, and perhaps a term for the result.

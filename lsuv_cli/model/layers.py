@@ -239,7 +239,7 @@ class _LayerFinder:
         recurrent: list[Recurrent] = []
         for k, node in enumerate(self.graph.nodes):
             try:
-                match self.look(k, node):
+                match self.recognized(k, node):
                     case Layer() as layer:
                         layers.append(layer)
                     case Recurrent() as item:
@@ -258,7 +258,7 @@ class _LayerFinder:
             skipped += [Skipped(len(self.graph.nodes), self.name(n), n.op_type, why_untaken) for n in unreached]
         return LayerSet(tuple(layers), tuple(skipped), tuple(recurrent), self.constants.folded)
 
-    def look(self, k: int, node: NodeProto) -> Layer | Recurrent | None:
+    def recognized(self, k: int, node: NodeProto) -> Layer | Recurrent | None:
         """A node as a layer or as a recurrent layer; None if it does not look like one."""
         op = node.op_type
         domain = "" if node.domain == "ai.onnx" else node.domain

@@ -36,7 +36,7 @@ class Role(StrEnum):
     SCALE = "norm scale"  # 1
     BIAS = "bias"  # 0
     SLOPE = "slope"  # 0.25, of PRelu
-    QUANTUM = "quantization scale"  # 1/32
+    QUANTUM = "quantization scale"  # 1/32, or what a weight behind it needs (scaling/quanta.py)
     TABLE = "table"  # N(0, 0.02²): position embeddings, class tokens, and whatever is not known
     QUANTIZED = "quantized weight"  # small integers
 
@@ -72,6 +72,10 @@ ROLES: dict[tuple[str, int], Role] = {
     **{(op, 1): Role.BIAS for op in ("BiasGelu", "FastGelu", "BiasSplitGelu", "BiasAdd")},
     ("MultiHeadAttention", 3): Role.BIAS,
     **{(op, 1): Role.QUANTUM for op in ("QuantizeLinear", "DequantizeLinear")},
+    **{(op, 2): Role.BIAS for op in ("QuantizeLinear", "DequantizeLinear")},  # the zero point
+    **{(op, 2): Role.QUANTUM for op in ("MatMulNBits", "GatherBlockQuantized")},
+    **{(op, 3): Role.BIAS for op in ("MatMulNBits", "GatherBlockQuantized")},
+    ("MatMulNBits", 5): Role.BIAS,
     **{(op, k): Role.QUANTUM for op in ("QLinearConv", "QLinearMatMul") for k in (1, 4, 6)},
     **{(op, k): Role.BIAS for op in ("QLinearConv", "QLinearMatMul") for k in (2, 5, 7)},
     **{(op, k): Role.STRUCTURE for op, places in _STRUCTURE.items() for k in places},

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
 
-from lsuv_cli.errors import LsuvError
+from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.model import roles
 from lsuv_cli.model.file import VALUES, ModelFile, byte_size, embed, is_external, is_stripped, stripped_mark, tensors
 from lsuv_cli.model.flatten import nodes_inside
@@ -33,7 +33,7 @@ NARROW = {"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "FLOAT8E4M3FN", "FL
           "FLOAT8E5M2FNUZ", "FLOAT8E8M0", "FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"}  # fmt: skip
 STRIPPABLE = {getattr(TensorProto, name) for name in FLOATS | NARROW if hasattr(TensorProto, name)}
 QUANTIZED = {getattr(TensorProto, name) for name in NARROW if hasattr(TensorProto, name)}
-FLOAT_LIST = 16  # values of a list in an attribute that a warning names
+FLOAT_LIST = 16  # values of a list in an attribute that a warning names; in ai.onnx.ml such lists are weights
 INTEGERS = 4096  # values of a kept tensor of integers that a warning names
 
 
@@ -53,6 +53,9 @@ def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) 
     model = file.proto
     _tensors_for_lists(model)
     by_id = {id(graph.tensors[name]): role for name, role in roles.roles(graph).items()}
+    missing = {id(tensor) for tensor in file.absent if not is_stripped(tensor)}
+    if missing:
+        done.warnings.append(f"the data file of {len(missing)} tensors is missing; they had no values to take out")
     matched: set[str] = set()
     for number, tensor in enumerate(tensors(model)):
         name = tensor.name or f"constant {number}"
@@ -61,6 +64,10 @@ def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) 
         role = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
         if is_stripped(tensor):
             done.roles[name] = role
+        elif id(tensor) in missing:
+            check_can_be_made(file, tensor)
+            done.roles[name] = role
+            _empty(tensor, role)
         elif _is_large(tensor, larger_than) and not hits and not _is_structure(file, tensor, role):
             done.bytes += byte_size(tensor)
             done.roles[name] = role
@@ -83,6 +90,15 @@ def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) 
 def role_of(tensor: TensorProto, by_readers: Role) -> Role:
     """A tensor's role by its type too: narrow integers that are no zero points are quantized weights."""
     return Role.QUANTIZED if tensor.data_type in QUANTIZED and by_readers is not Role.BIAS else by_readers
+
+
+def check_can_be_made(file: ModelFile, tensor: TensorProto) -> None:
+    """Integers are shapes and indices: no role says what they were."""
+    if tensor.data_type not in STRIPPABLE:
+        raise ModelError(
+            f"{file.name}: tensor {tensor.name!r} of integers has no values, which cannot be made up; give the model "
+            "with its data"
+        )
 
 
 def _is_large(tensor: TensorProto, larger_than: int) -> bool:
@@ -130,7 +146,7 @@ def _warnings(model: onnx.ModelProto) -> Iterator[str]:
         yield "graphs for training hold tensors of their own and were removed"
     for node in _nodes(model):
         for held in node.attribute:
-            if len(held.floats) > FLOAT_LIST:
+            if len(held.floats) > (1 if node.domain == "ai.onnx.ml" else FLOAT_LIST):
                 yield (
                     f"node {node.name!r} ({node.op_type}) has {len(held.floats)} numbers in its attribute "
                     f"{held.name!r}, which is no tensor and was kept"

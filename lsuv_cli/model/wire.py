@@ -58,7 +58,7 @@ VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 LENGTH = 2  # the wire type of text, bytes and messages
 LONGEST_VARINT = 10
 
-Piece = bytes | memoryview | Place
+Section = bytes | memoryview | Place
 
 
 class _Unusual(Exception):
@@ -118,15 +118,19 @@ def without_large_tensors(stream: IO[bytes], size: int) -> tuple[bytes, dict[str
 def chunks(model: onnx.ModelProto, place_of: Callable[[TensorProto], Place]) -> Iterator[bytes | memoryview]:
     """A model as the bytes of a file, a few megabytes at a time; `place_of` tells where a parked tensor's bytes are."""
     try:
-        pieces = _pieces(model, place_of)
+        sections = _sections(model, place_of)
     except (EncodeError, ValueError) as problem:  # by protobuf's version
         raise OutputError(TOO_LARGE) from problem
-    if _length(pieces) > LARGEST_MESSAGE:
+    if _length(sections) > LARGEST_MESSAGE:
         raise OutputError(TOO_LARGE)
-    for piece in pieces:  # before a stream gets its first byte
-        if isinstance(piece, Range):
-            piece.check()
-    return (chunk for piece in pieces for chunk in (piece.chunks() if isinstance(piece, Range | Held) else [piece]))
+    for section in sections:  # before a stream gets its first byte
+        if isinstance(section, Range):
+            section.check()
+    return (
+        chunk
+        for section in sections
+        for chunk in (section.chunks() if isinstance(section, Range | Held) else [section])
+    )
 
 
 def embedded(model: onnx.ModelProto, place_of: Callable[[TensorProto], Place]) -> onnx.ModelProto:
@@ -256,7 +260,7 @@ def _copied(stream: IO[bytes], start: int, stop: int) -> bytes:
 # Writing
 
 
-def _pieces(model: onnx.ModelProto, place_of: Callable[[TensorProto], Place]) -> list[Piece]:
+def _sections(model: onnx.ModelProto, place_of: Callable[[TensorProto], Place]) -> list[Section]:
     data = model.SerializeToString()
     if MARK.encode() not in data:
         return [data]
@@ -266,13 +270,13 @@ def _pieces(model: onnx.ModelProto, place_of: Callable[[TensorProto], Place]) ->
         return [embedded(model, place_of).SerializeToString()]
 
 
-def _length(pieces: Iterable[Piece]) -> int:
-    return sum(piece.length if isinstance(piece, Range | Held) else len(piece) for piece in pieces)
+def _length(sections: Iterable[Section]) -> int:
+    return sum(section.length if isinstance(section, Range | Held) else len(section) for section in sections)
 
 
-def _filled(data: memoryview, kind: str, place_of: Callable[[TensorProto], Place]) -> list[Piece]:
+def _filled(data: memoryview, kind: str, place_of: Callable[[TensorProto], Place]) -> list[Section]:
     """A serialized message of some kind with the bytes of parked tensors in the place of their marks."""
-    made: list[Piece] = []
+    made: list[Section] = []
     done = 0
     for field in _fields(io.BytesIO(data), 0, len(data)):
         inner = data[field.body : field.stop]
@@ -285,7 +289,7 @@ def _filled(data: memoryview, kind: str, place_of: Callable[[TensorProto], Place
     return [*made, data[done:]]
 
 
-def _filled_tensor(data: memoryview, place_of: Callable[[TensorProto], Place]) -> list[Piece]:
+def _filled_tensor(data: memoryview, place_of: Callable[[TensorProto], Place]) -> list[Section]:
     tensor = TensorProto.FromString(bytes(data))
     if not is_parked(tensor):  # the text of the mark, somewhere else
         return [data]

@@ -15,43 +15,27 @@ is the verification of the written file, which alone decides whether another tri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from lsuv_cli.model import channels
 from lsuv_cli.model.draft import Draft
 from lsuv_cli.model.layers import Layer, by_tensor
 from lsuv_cli.model.prepare import Prepared
-from lsuv_cli.report import Status
 from lsuv_cli.scaling import precision
-from lsuv_cli.scaling.moments import Moments, pooled
+from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.residuals import Streams
-from lsuv_cli.scaling.runner import Pass, Runner
-from lsuv_cli.scaling.running_weights import RunningWeight, running_weight
-from lsuv_cli.scaling.runtime import Session
-from lsuv_cli.scaling.solve import Solution, solve, solve_channels, without_means
+from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead
+from lsuv_cli.scaling.running_weights import RunningWeight, pre_initialized, running_weight
+from lsuv_cli.scaling.solve import solve_weight
 from lsuv_cli.scaling.stage_model import Assembler
 from lsuv_cli.scaling.stages import Plan, Stage
 from lsuv_cli.scaling.translation import Unsupported
-from lsuv_cli.scaling.trials import Trials, Turn
+from lsuv_cli.scaling.trials import Scaled, Trials, Turn
 from lsuv_cli.scaling.written_weights import Array, Writer
 from lsuv_cli.settings import PreInit, Settings
 
 WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is the last one
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The result of Algorithm 1: the plan, each layer's turn, and the moments measured in the written file."""
-
-    plan: Plan
-    turns: Mapping[str, Turn]
-    verified: Mapping[str, Moments]  # in the written file
-    pooled: Collection[str]  # weights whose first use is dead: their scale is that of all other uses taken together
-    noise: Collection[str]  # layers whose output proved to be nothing but rounding
-    trials: int
-
 
 Verify = Callable[[], Mapping[str, Moments]]  # writes the file, measures every layer in it
 
@@ -62,7 +46,7 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
     worst = math.inf
     for trial in range(1, settings.max_trials + 1):
         state.take(scale_layers(draft, state, needs))
-        if state.lost_in_a_chain():
+        if state.lost_behind_pending_scales():
             state.cut_shorter()
             state.take(scale_layers(draft, state, needs))
         verified = verify()
@@ -71,7 +55,7 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
         previous, worst = worst, state.worst(verified)
         if worst <= settings.tol or not worst < WORTHWHILE * previous:
             break
-    return Scaled(state.plan, state.turns, verified, state.feedback.keys(), state.dead.keys(), trial)
+    return state.result(verified, trial)
 
 
 def scale_layers(draft: Draft, state: Trials, needs: Pass) -> dict[str, Turn]:
@@ -94,7 +78,9 @@ class _Trial:
         self.writer = Writer(draft, self.graph, self.pre_init is PreInit.KEEP)
         # Layer output -> s, or s for each channel: readers should see s times the output that was run.
         self.scales: dict[str, float | Array] = {}
-        self.streams = Streams()
+        layers = [layer for stage in self.plan.stages for layer in stage.layers]
+        self.drawn = drawn_ahead(layers, self.pre_init, self.settings.seed, needs.crew)
+        self.streams = Streams(self.plan.sums, self.plan.joint)
         self.turns: dict[str, Turn] = {}
 
     def run(self) -> dict[str, Turn]:
@@ -109,12 +95,14 @@ class _Trial:
                     self._scale(users, running[base], measured)
                 self.runner.forget(index)
         finally:
-            self.runner.frontier.close()
+            self.drawn.close()
+            self.runner.close()
         return self.turns
 
     def _running(self, users: Sequence[Layer]) -> RunningWeight:
         linear = all(layer.is_linear for layer in users)
-        return running_weight(self.graph, users[0], self.pre_init, self.settings.seed, linear)
+        array = pre_initialized(self.graph, users[0], self.pre_init, self.settings.seed, self.drawn)
+        return running_weight(array, users[0], linear)
 
     def _measure(self, index: int, stage: Stage, running: Mapping[str, RunningWeight]) -> dict[str, Moments]:
         """Run a stage: layer output -> moments, in the exact form where the fast form is not accurate enough."""
@@ -125,7 +113,7 @@ class _Trial:
         exact: frozenset[str] = frozenset()
         while True:
             model = self.assembler.build(stage, self.runner.types(stage), self.scales, as_read, exact)
-            found = self.runner.run(index, Session(model, self.runner.needs.device))
+            found = self.runner.run(index, model)
             sums = [self.plan.sums[x.output].output for x in stage.layers if x.output in self.plan.sums]
             measured = dict(zip([*(x.output for x in stage.layers), *sums], found, strict=True))
             doubtful = {output for output, moments in measured.items() if not moments.trusted} - exact
@@ -136,43 +124,15 @@ class _Trial:
     def _scale(self, users: Sequence[Layer], running: RunningWeight, measured: Mapping[str, Moments]) -> None:
         """W_L = s·W_L for the layers that share one weight, with s from the pooled moments of their outputs."""
         outputs = [measured[x.output].times(self._pending_factor(x)) for x in users]
-        target = self._target(users[0], outputs[0], measured)
+        target = self.streams.target(users[0], outputs[0], measured, self._pending_factor(users[0]))
         users = [replace(layer, target=target) for layer in users]
-        live = [y for x, y in zip(users, outputs, strict=True) if x.output not in self.state.dead]
-        solution = self._solve(users[0], running, live)
-        undone = next((self.state.dead[x.output] for x in users if x.output in self.state.dead), None)
-        written = self.writer.write(users, running, solution, outputs, undone)
+        live = self.state.live(users, outputs)
+        solution = self.state.decided(users, running) or solve_weight(users[0], running, live)
+        written = self.writer.write(users, running, solution, outputs, self.state.undone(users))
         for layer, moments in zip(users, outputs, strict=True):
             self.scales[layer.output] = written.factor(layer)
-            finite = math.isfinite(moments.variance)
-            variance = moments.variance / running.factor**2 if finite else moments.variance
-            turn = Turn.of(layer, variance, written.solution, running.factor)
-            is_dead = layer.output in self.state.dead
-            self.turns[layer.output] = replace(turn, status=Status.DEAD) if is_dead else turn
-
-    def _target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments]) -> float:
-        """A layer's target: its own, or the one that bounds the residual stream it adds to."""
-        if layer.output not in self.plan.sums:
-            return layer.target
-        place, joint = self.plan.sums[layer.output], layer.output in self.plan.joint
-        found = measured[place.output]
-        if joint:
-            found = found.times(self._pending_factor(layer) * (layer.norm_factor or 1.0))
-        return self.streams.target(place, layer.target, y, found, joint)
-
-    def _solve(self, layer: Layer, running: RunningWeight, live: Sequence[Moments]) -> Solution:
-        """The scale of a weight: from the moments of its live layers' outputs, unless verification decided it."""
-        if not live:
-            return Solution(status=Status.DEAD)
-        if layer.weight.base in self.state.feedback:
-            return Solution(self.state.feedback[layer.weight.base] / running.factor)
-        y = pooled(live)
-        if layer.is_centred and y.finite:
-            y = without_means(y)
-        if layer.by_channel:
-            return solve_channels(y, layer.target, channels.lengths(layer, running.array), 1.0 / running.factor)
-        return Solution(*solve(y, layer.target))
+            self.turns[layer.output] = self.state.turn(layer, moments, written.solution, running)
 
     def _pending_factor(self, layer: Layer) -> float:
         """The product of the scales that were pending on a layer's input when it was measured."""
-        return math.prod(float(self.scales[name]) for name in self.plan.chain[layer.output])
+        return math.prod(float(self.scales[name]) for name in self.plan.in_front[layer.output])

@@ -31,6 +31,16 @@ def taken(graph: Graph, needs: Pass | None) -> dict[str, bool]:
     return taken_branches
 
 
+def undecided(graph: Graph) -> list[str]:
+    """A warning where an If is left whose condition is made of the data: one condition decides for a whole batch."""
+    left = [node for node in graph.nodes if node.op_type == "If" and is_standard(node)]
+    count = sum(_reads_data(graph, node.input[0]) for node in left)
+    if not count:
+        return []
+    nodes = "nodes choose their branches" if count > 1 else "node chooses its branch"
+    return [f"{count} If {nodes} for each batch as a whole: the variances depend on how the data is batched"]
+
+
 def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
     """The values that an If's condition takes over all batches; empty where the condition is not known."""
     condition = node.input[0]
@@ -39,7 +49,7 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
         return set() if known is None else {bool(np.any(known))}
     if needs is None or not _is_settled(graph, condition):
         return set()
-    runner = Runner(graph, Plan((), {}, {}, {}), needs, {})
+    runner = Runner(graph, Plan((), {}, {}, {}), needs.alone(needs.batches), {})
     builder = ModelBuilder(graph, own_prefix(graph), {}, {})
     if condition in graph.inputs:  # a graph input must not be an output as well (onnxruntime#21922)
         return {bool(np.any(batch[condition])) for batch in needs.batches}
@@ -54,14 +64,23 @@ def _conditions(graph: Graph, node: NodeProto, needs: Pass | None) -> set[bool]:
 
 def _is_settled(graph: Graph, name: str) -> bool:
     """Whether a value stays the same whatever weights the layers get: no layer and no random number is in it."""
-    wanted, seen = [name], set()
+    makers = (graph.producer[made] for made in _made_of(graph, name) if made in graph.producer)
+    nodes = (node for k in makers for node in (graph.nodes[k], *nodes_inside(graph.nodes[k])))
+    return not any(
+        node.op_type in LAYER_OPS or node.op_type in RECURRENT_OPS or is_random(node, graph.tensors) for node in nodes
+    )
+
+
+def _reads_data(graph: Graph, name: str) -> bool:
+    return not graph.inputs.keys().isdisjoint(_made_of(graph, name))
+
+
+def _made_of(graph: Graph, name: str) -> set[str]:
+    """A value and all values that it is computed from."""
+    wanted, seen = [name], {name}
     while wanted:
         k = graph.producer.get(wanted.pop())
-        if k is None or k in seen:
-            continue
-        seen.add(k)
-        for node in (graph.nodes[k], *nodes_inside(graph.nodes[k])):
-            if node.op_type in LAYER_OPS or node.op_type in RECURRENT_OPS or is_random(node, graph.tensors):
-                return False
-        wanted.extend(graph.reads(k))
-    return True
+        new = set() if k is None else set(graph.reads(k)) - seen
+        wanted.extend(new)
+        seen |= new
+    return seen

@@ -29,6 +29,14 @@ Floats = NDArray[np.float64]
 CONSTANT = 1e-12  # variance / mean² up to which a channel's variance is rounding error of float32
 
 
+@dataclass(frozen=True, eq=False)
+class ChannelSums:
+    """What one batch adds to an accumulator: elements of one channel, and sums over them for each channel."""
+
+    count: float
+    terms: Floats
+
+
 @dataclass(frozen=True)
 class ChannelProbe:
     """A value whose channels are measured, and the kept bias, if any, that is added to it later."""
@@ -46,6 +54,26 @@ class ChannelProbe:
     def own(self, kind: str) -> str:
         return f"{self.prefix}channel_{kind}/{self.value}"
 
+    def sums(self, fetched: Sequence[Array]) -> ChannelSums:
+        """What one batch adds, from its fetched outputs."""
+        size, *parts = fetched
+        count = self.channels.count
+        if not int(size):
+            return ChannelSums(0.0, np.zeros((0, count)))
+        if parts[0].size % count:
+            raise ModelError(
+                f"the output {self.value!r} has no axis of {count} channels, as its weight has; its layer can be "
+                "excluded, or scaled with `scale='layer'` and `bias='zero'`"
+            )
+        mean, square, *others = (np.asarray(part, np.float64).reshape(-1, count) for part in parts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = [mean, square, mean * mean]
+            if others:
+                bias, bias_square, product = others
+                terms += [bias, bias_square, bias * bias, product, mean * bias]
+            weight = int(size) / mean.size  # elements in a group
+            return ChannelSums(int(size) / count, np.stack([weight * term.sum(axis=0) for term in terms]))
+
     def meter(self) -> ChannelAccumulator:
         return ChannelAccumulator(self, np.zeros((8, self.channels.count)))
 
@@ -56,32 +84,16 @@ class ChannelProbe:
 
 @dataclass
 class ChannelAccumulator:
-    """Sums the fetched outputs of one probe over all batches, in float64."""
+    """Adds the sums of one probe over all batches, in float64, in the order of the batches."""
 
     probe: ChannelProbe
     sums: Floats
     count: float = 0.0  # elements of one channel
 
-    def add(self, fetched: Sequence[Array]) -> None:
-        size, *parts = fetched
-        count = self.probe.channels.count
-        if not int(size):
-            return
-        if parts[0].size % count:
-            raise ModelError(
-                f"the output {self.probe.value!r} has no axis of {count} channels, as its weight has; its layer can be "
-                "excluded, or scaled with `scale='layer'` and `bias='zero'`"
-            )
-        mean, square, *others = (np.asarray(part, np.float64).reshape(-1, count) for part in parts)
+    def add(self, sums: ChannelSums) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            terms = [mean, square, mean * mean]
-            if others:
-                bias, bias_square, product = others
-                terms += [bias, bias_square, bias * bias, product, mean * bias]
-            weight = int(size) / mean.size  # elements in a group
-            for k, term in enumerate(terms):
-                self.sums[k] += weight * term.sum(axis=0)
-        self.count += int(size) / count
+            self.sums[: len(sums.terms)] += sums.terms
+        self.count += sums.count
 
     def result(self) -> Moments:
         if not self.count:

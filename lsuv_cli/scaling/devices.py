@@ -35,18 +35,24 @@ OPERATORS = {"conv": "Conv", "mean": "ReduceMean", "pool": "GlobalAveragePool"}
 def open_device(request: str = "auto", threads: int | None = None) -> Device:
     """The device asked for, such as cuda:1; "auto" is the first that can be used of CUDA and the CPU."""
     count = threads or available_threads()
+    provider, index = requested(request)
+    if provider is None:
+        return _first(count)
+    reason = unfit(provider.name, index)
+    if reason:
+        raise DeviceError(f"`device={request!r}` cannot be used: {reason}")
+    return Device(provider, index, count, "as asked")
+
+
+def requested(request: str) -> tuple[Provider | None, int]:
+    """The provider and the number that a request such as cuda:1 names; no provider for "auto"."""
     kind, colon, number = request.lower().partition(":")
     takes_number = kind in PROVIDERS and not Device(PROVIDERS[kind], 0, 1).is_host
-    is_number = number.isdecimal() and len(number) <= MOST_DIGITS
+    is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
     if kind not in {"auto", *PROVIDERS} or (colon and not (takes_number and is_number)):
         known = ", ".join(name if name == "cpu" else f"{name}[:N]" for name in PROVIDERS)
         raise DeviceError(f"`device` {request!r} is not one of auto, {known}")
-    if kind == "auto":
-        return _first(count)
-    reason = unfit(kind, int(number or 0))
-    if reason:
-        raise DeviceError(f"`device={request!r}` cannot be used: {reason}")
-    return Device(PROVIDERS[kind], int(number or 0), count, "as asked")
+    return PROVIDERS.get(kind), int(number or 0)
 
 
 def _first(threads: int) -> Device:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
@@ -22,7 +23,9 @@ from lsuv_cli.model import roles
 from lsuv_cli.model.file import BITS, ModelFile, byte_size, embed
 from lsuv_cli.model.places import Range
 from lsuv_cli.model.roles import Role
-from lsuv_cli.model.stripping import STRIPPABLE, role_of
+from lsuv_cli.model.stripping import check_can_be_made, role_of
+from lsuv_cli.scaling import quanta
+from lsuv_cli.scaling.quanta import Quantum
 from lsuv_cli.scaling.weights import stream
 
 Array = NDArray[Any]
@@ -48,16 +51,19 @@ def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
             f"{file.name}: the values to make have {total:,} bytes; give a file to write them to (`output`)"
         )
     store = _Store(file, scratch if total > EMBEDDED else None)
+    absent = {id(tensor) for tensor in file.absent}
+    named = {name: tensor for name, tensor in of_graph.tensors.items() if id(tensor) in absent}
+    by_quanta = {id(named[name]): quantum for name, quantum in quanta.find(of_graph, named).items()}
     found: dict[str, Role] = {}
     for number, tensor in enumerate(file.absent):
-        if tensor.data_type not in STRIPPABLE:
-            raise ModelError(
-                f"{file.name}: tensor {tensor.name!r} of integers has no values, which cannot be made up; give the "
-                "model with its data"
-            )
+        check_can_be_made(file, tensor)
         name = tensor.name or f"constant {number}"
         found[name] = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
-        store.put(tensor, values(found[name], tuple(tensor.dims), seed, name))
+        quantum = by_quanta.get(id(tensor))
+        if quantum is None:
+            store.put(tensor, values(found[name], tuple(tensor.dims), seed, name))
+        else:
+            store.put(tensor, *_quantized(found[name], tensor, quantum, stream(seed, name)))
     file.absent.clear()
     return f"{len(found)} tensors had no values and were made by their role: {roles.counted(found)}"
 
@@ -67,8 +73,7 @@ def values(role: Role, shape: tuple[int, ...], seed: int, name: str) -> Array:
     if role in CONSTANTS:
         return np.full(shape, CONSTANTS[role], np.float32)
     numbers = stream(seed, name).standard_normal(shape, np.float32)
-    # A matrix may be stored transposed. The longer axis as fan-in gives outputs of variance 1 or less.
-    reach = shape[-1] if role is Role.TIED else max(shape) if len(shape) == 2 else max(math.prod(shape[1:]), 1)
+    reach = shape[-1] if role is Role.TIED else quanta.reach(shape)
     match role:
         case Role.EMBEDDING:
             return numbers
@@ -82,6 +87,20 @@ def values(role: Role, shape: tuple[int, ...], seed: int, name: str) -> Array:
     return numbers
 
 
+def _quantized(role: Role, tensor: TensorProto, quantum: Quantum, rng: Generator) -> tuple[Array, int]:
+    """A quantized weight, its zero point or its scale; and the bits of each number, where bytes hold several."""
+    shape = tuple(tensor.dims)
+    if role is Role.QUANTUM:
+        return np.full(shape, quantum.step, np.float32), 0
+    fields = 8 // quantum.bits if quantum.bits and tensor.data_type == TensorProto.UINT8 else 1
+    numbers = np.zeros((*shape, fields) if fields > 1 else shape, np.float32)
+    if role is Role.QUANTIZED:
+        rng.standard_normal(dtype=np.float32, out=numbers)
+        numbers *= np.float32(quantum.std)
+        numbers += np.float32(quantum.offset)
+    return (np.rint(numbers) if quantum.bits else numbers), quantum.bits if fields > 1 else 0
+
+
 class _Store:
     """Where values go: into the model, or into a data file beside it."""
 
@@ -90,10 +109,10 @@ class _Store:
         self.path = None if scratch is None else scratch / "filled.data"
         self.end = 0
 
-    def put(self, tensor: TensorProto, numbers: Array) -> None:
-        """Store values in the tensor's own type."""
+    def put(self, tensor: TensorProto, numbers: Array, bits: int = 0) -> None:
+        """Store values in the tensor's own type; several in a byte, if it is said how many bits each has."""
         tensor.ClearField("doc_string")
-        data = _raw(tensor, numbers)
+        data = quanta.packed(tensor, numbers, bits) if bits else _raw(tensor, numbers)
         if self.path is None:
             embed(tensor, data)
             return
@@ -106,8 +125,10 @@ class _Store:
 
 def _raw(tensor: TensorProto, numbers: Array) -> bytes:
     """Values as bytes of the tensor's type; unsigned integers around the middle of their range."""
+    if tensor.data_type in quanta.INTEGERS and tensor.data_type in BITS:
+        return quanta.packed(tensor, numbers, BITS[tensor.data_type])
     if tensor.data_type in BITS:
-        return bytes(byte_size(tensor))  # packed integers: zeros
+        return bytes(byte_size(tensor))  # packed floats: zeros
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)

@@ -60,6 +60,20 @@ class Units:
     behind: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class GaugeSums:
+    """What one batch adds to a gauge's meter."""
+
+    rows: int  # the length of the first axis of what was fetched
+    count: float = 0.0
+    d: float = 0.0
+    d2: float = 0.0
+    per_group: float | None = None  # elements of a group, where the batch has any
+    most: Array | None = None  # the largest value of each unit
+    per_channel: Array | None = None  # sums of d and of d² for each channel of a page
+    by_channel: Array | None = None  # sums of d and of d² for each channel that is measured
+
+
 @dataclass(frozen=True)
 class Gauge:
     """How one layer's output is measured."""
@@ -70,7 +84,8 @@ class Gauge:
     sounding: Sounding
     divisor: float = 1.0  # c
     accuracy: float = 1e-3  # the relative error that the variance may have
-    equal_groups: bool = False  # groups have the same size in all batches, so the size need not be fetched
+    equal_groups: bool = False  # groups seem to have the same size in all batches, so the size is not fetched
+    rows: tuple[int, ...] | None = None  # the first axis in each batch, if equal groups depend on its being this long
     units: Units | None = None  # the units whose largest values are fetched, to find dead ones
     channel_axis: int | None = None  # the axis of the channels whose moments are wanted too
     channels: Channels | None = None  # the channels to be measured one by one, always in double
@@ -107,13 +122,47 @@ class Gauge:
         kinds += ["channel_d", "channel_d2"] if self.channel_axis is not None and not self.is_plane else []
         return tuple(f"{self.name}.{kind}" for kind in kinds)
 
+    def sums(self, fetched: Sequence[Array]) -> GaugeSums:
+        """What one batch adds, from its fetched values."""
+        named = dict(zip(self.fetches, fetched, strict=True))
+        d, d2 = (np.asarray(named[f"{self.name}.{kind}"], np.float64) for kind in ("d", "d2"))
+        rows = d.shape[0] if d.ndim else 1
+        if not d.size:
+            return GaugeSums(rows)
+        per_group = math.prod(self.sounding.shape[axis] for axis in self.group) if self.group else 1.0
+        if not self.equal_groups:
+            per_group = float(named[f"{self.name}.count"]) / d.size
+        if not per_group:
+            return GaugeSums(rows, per_group=per_group)
+        with np.errstate(over="ignore", invalid="ignore"):
+            by_channel = None
+            if self.channels is not None:
+                columns = (part.reshape(-1, self.channels.count).sum(axis=0) for part in (d, d2))
+                by_channel = per_group * np.stack(list(columns))
+            return GaugeSums(
+                rows,
+                count=per_group * d.size,
+                d=per_group * float(d.sum()),
+                d2=per_group * float(d2.sum()),
+                per_group=per_group,
+                most=np.asarray(named[f"{self.name}.most"], np.float64).ravel() if self.units else None,
+                per_channel=None if self.channel_axis is None else self._per_channel(named, per_group, d, d2),
+                by_channel=by_channel,
+            )
+
+    def _per_channel(self, named: Mapping[str, Array], per_group: float, d: Array, d2: Array) -> Array:
+        if self.is_plane:  # (samples, channels, ...), whatever else a group is
+            return np.stack([per_group * x.sum(axis=tuple(k for k in range(x.ndim) if k != 1)) for x in (d, d2)])
+        means = [np.asarray(named[f"{self.name}.{kind}"], np.float64) for kind in ("channel_d", "channel_d2")]
+        return np.stack([per_group * d.size / x.size * x for x in means])
+
     def meter(self) -> GaugeMeter:
         return GaugeMeter(self)
 
     def more_careful(self, moments: Moments) -> Gauge:
         """The same measurement in double, shifted by the mean as measured so far."""
         mean = moments.mean if math.isfinite(moments.mean) else self.sounding.mean
-        return replace(self, careful=True, sounding=replace(self.sounding, mean=mean))
+        return replace(self, careful=True, equal_groups=False, sounding=replace(self.sounding, mean=mean))
 
     def nodes(self, opset: int, element_type: int) -> list[NodeProto]:
         """The nodes that compute the gauge's fetched values."""
@@ -122,47 +171,29 @@ class Gauge:
 
 @dataclass
 class GaugeMeter:
-    """Sums a gauge's fetched values over all batches, in float64."""
+    """Adds a gauge's sums over all batches, in float64, in the order of the batches."""
 
     gauge: Gauge
     count: float = 0.0
     d: float = 0.0
     d2: float = 0.0
     per_group: float = 1.0
+    rows: list[int] = field(default_factory=list)
     most: Array = field(default_factory=lambda: np.array(-math.inf))
     per_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and of d² for each channel
     by_channel: Array = field(default_factory=lambda: np.zeros((2, 1)))  # sums of d and d²
 
-    def add(self, fetched: Sequence[Array]) -> None:
-        named = dict(zip(self.gauge.fetches, fetched, strict=True))
-        d, d2 = (np.asarray(named[f"{self.gauge.name}.{kind}"], np.float64) for kind in ("d", "d2"))
-        if not d.size:
-            return
-        shape, axes = self.gauge.sounding.shape, self.gauge.group
-        self.per_group = math.prod(shape[axis] for axis in axes) if axes else 1.0
-        if not self.gauge.equal_groups:
-            self.per_group = float(named[f"{self.gauge.name}.count"]) / d.size
-        if not self.per_group:
-            return
+    def add(self, sums: GaugeSums) -> None:
+        self.rows.append(sums.rows)
+        if sums.per_group is not None:
+            self.per_group = sums.per_group
         with np.errstate(over="ignore", invalid="ignore"):
-            self.d += self.per_group * float(d.sum())
-            self.d2 += self.per_group * float(d2.sum())
-            if self.gauge.channels is not None:
-                columns = (part.reshape(-1, self.gauge.channels.count).sum(axis=0) for part in (d, d2))
-                self.by_channel = self.by_channel + self.per_group * np.stack(list(columns))
-        self.count += self.per_group * d.size
-        if self.gauge.channel_axis is not None:
-            self._add_channels(named, d, d2)
-        if self.gauge.units:
-            self.most = np.maximum(self.most, np.asarray(named[f"{self.gauge.name}.most"], np.float64).ravel())
-
-    def _add_channels(self, named: Mapping[str, Array], d: Array, d2: Array) -> None:
-        if self.gauge.is_plane:  # (samples, channels, ...), whatever else a group is
-            sums = [self.per_group * x.sum(axis=tuple(k for k in range(x.ndim) if k != 1)) for x in (d, d2)]
-        else:
-            means = [np.asarray(named[f"{self.gauge.name}.{kind}"], np.float64) for kind in ("channel_d", "channel_d2")]
-            sums = [self.per_group * d.size / x.size * x for x in means]
-        self.per_channel = self.per_channel + np.stack(sums)
+            self.d += sums.d
+            self.d2 += sums.d2
+            self.by_channel = self.by_channel if sums.by_channel is None else self.by_channel + sums.by_channel
+            self.per_channel = self.per_channel if sums.per_channel is None else self.per_channel + sums.per_channel
+        self.count += sums.count
+        self.most = self.most if sums.most is None else np.maximum(self.most, sums.most)
 
     def _channel_moments(self) -> tuple[float | None, float | None]:
         """The channels' mean variance and mean squared mean."""
@@ -183,8 +214,9 @@ class GaugeMeter:
             offset, square = self.d / self.count, self.d2 / self.count
         variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
         error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
-        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance)
-        dead = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
+        as_assumed = not gauge.equal_groups or gauge.rows is None or gauge.rows[: len(self.rows)] == tuple(self.rows)
+        trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance and as_assumed)
+        dead_units = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
         mean = (gauge.shift + offset) / gauge.divisor
         # A constant output leaves a tiny variance by rounding: it counts as 0.
         if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
@@ -196,7 +228,7 @@ class GaugeMeter:
             variance / gauge.divisor**2,
             count=count,
             trusted=trusted,
-            dead=dead,
+            dead_units=dead_units,
             channel_variance=spread,
             channel_mean_square=level,
         )

@@ -10,9 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
-from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.graph import SHAPE_BYTES, Graph
 
-SMALL = 1024  # bytes; constants up to this size may be shapes, which inference has to see
 SHAPE_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT})
 
 
@@ -25,7 +24,7 @@ def inferred_types(graph: Graph, batch: Mapping[str, NDArray[Any]]) -> dict[str,
     ]
     body = onnx.GraphProto(name="types", node=graph.nodes, input=inputs)
     for name, tensor in graph.tensors.items():
-        if math.prod(tensor.dims) * 8 <= SMALL and tensor.data_type in SHAPE_TYPES:
+        if math.prod(tensor.dims) * 8 <= SHAPE_BYTES and tensor.data_type in SHAPE_TYPES:
             body.initializer.append(numpy_helper.from_array(graph.array(name), name))
         else:
             body.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))

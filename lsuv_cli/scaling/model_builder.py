@@ -17,21 +17,19 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import inner_graphs, nodes_inside
-from lsuv_cli.model.graph import Graph
+from lsuv_cli.model.graph import SHAPE_BYTES, Graph
 from lsuv_cli.model.random_ops import is_random, seeded
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype, retyped_node
 
 Array = NDArray[Any]
 
-INLINE_BYTES = 1024
-
 
 class Meter(Protocol):
-    """Accumulates one layer's moments, batch after batch, from the outputs of the probe or gauge in the model."""
+    """Accumulates one layer's moments, batch after batch, from the sums of each."""
 
-    def add(self, fetched: Sequence[Array]) -> None:
-        """Add the fetched outputs of one run."""
+    def add(self, sums: Any) -> None:
+        """Add the sums of one batch."""
 
     def result(self) -> Moments:
         """The layer's moments over all runs so far."""
@@ -42,7 +40,10 @@ class Measurement(Protocol):
 
     @property
     def fetches(self) -> tuple[str, ...]:
-        """The model's outputs that a meter needs."""
+        """The model's outputs that its sums are made of."""
+
+    def sums(self, fetched: Sequence[Array]) -> Any:
+        """The few sums that one batch adds to a meter, from its fetched outputs."""
 
     def meter(self) -> Meter:
         """A new meter at zero."""
@@ -56,7 +57,7 @@ class StageModel:
     tensors: Mapping[str, Array]
     feeds: Mapping[str, str]  # value -> the model's input that takes it
     fetches: tuple[str, ...]  # values for later stages
-    probes: tuple[Measurement, ...]
+    measurements: tuple[Measurement, ...]
 
 
 class ModelBuilder:
@@ -162,7 +163,7 @@ class ModelBuilder:
         target = self.retype.get(kind, kind)
         if target != kind:
             array = array.astype(helper.tensor_dtype_to_np_dtype(target))
-        if array.nbytes <= INLINE_BYTES:
+        if array.nbytes <= SHAPE_BYTES:
             self.inline[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         else:
             self.tensors[name] = np.asarray(array, order="C")
@@ -172,7 +173,7 @@ class ModelBuilder:
         copy = TensorProto()
         if is_elsewhere(tensor):
             array = self.graph.array(name)
-            if array.nbytes > INLINE_BYTES:
+            if array.nbytes > SHAPE_BYTES:
                 self.tensors[name] = np.asarray(array, order="C")
                 return
             copy = numpy_helper.from_array(np.asarray(array, order="C"))
@@ -181,7 +182,7 @@ class ModelBuilder:
         copy.name = name
         self.inline[name] = copy
 
-    def finish(self, outputs: Sequence[str], probes: Sequence[Measurement]) -> StageModel:
+    def finish(self, outputs: Sequence[str], measurements: Sequence[Measurement]) -> StageModel:
         graph = onnx.GraphProto(name="stage", node=self.nodes, input=self.inputs)
         seen: set[str] = set()
         for node in graph.node:  # onnxruntime wants node names to be unique or empty
@@ -197,12 +198,12 @@ class ModelBuilder:
             # This location is never opened: the session gets the tensor in memory under the same name.
             stub.external_data.add(key="location", value="in-memory")
         # onnxruntime infers the type of an output that has only a name.
-        fetched = [*outputs, *(name for probe in probes for name in probe.fetches)]
+        fetched = [*outputs, *(name for each in measurements for name in each.fetches)]
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetched)
         model = onnx.ModelProto(ir_version=max(self.graph.ir_version, 4), graph=graph)
         model.opset_import.extend(self.graph.opsets)
         model.functions.extend(self.graph.functions)
-        return StageModel(model, self.tensors, self.feeds, tuple(outputs), tuple(probes))
+        return StageModel(model, self.tensors, self.feeds, tuple(outputs), tuple(measurements))
 
 
 def own_prefix(graph: Graph) -> str:

@@ -32,6 +32,15 @@ ROUNDING = 1e-14  # variance / mean² up to which a variance is rounding error o
 
 
 @dataclass(frozen=True)
+class Sums:
+    """What one batch adds to an accumulator: elements, sums over them, and the elements of a group."""
+
+    count: int = 0
+    terms: tuple[float, ...] = ()
+    group: float = 0.0
+
+
+@dataclass(frozen=True)
 class Probe:
     """A value to be measured, and the kept bias, if any, that is added to it later."""
 
@@ -60,6 +69,21 @@ class Probe:
         if math.prod(plane) <= LARGEST_GROUP or self.bias:
             return replace(self, group=math.prod(plane))
         return replace(self, group=plane[-1], axes=(-1,))
+
+    def sums(self, fetched: Sequence[Array]) -> Sums:
+        """What one batch adds, from its fetched outputs."""
+        parts = [np.asarray(part, np.float64).ravel() for part in fetched]
+        size = self.group * parts[0].size if self.group else int(parts.pop()[0])
+        if size == 0:
+            return Sums()
+        weight = size / parts[0].size  # elements in a group
+        mean, square = parts[:2]
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = [mean.sum(), square.sum(), mean @ mean]
+            if self.bias:
+                bias, bias_square, product = parts[2:]
+                terms += [bias.sum(), bias_square.sum(), bias @ bias, product.sum(), mean @ bias]
+            return Sums(size, tuple((weight * np.array(terms)).tolist()), weight)
 
     def meter(self) -> Accumulator:
         return Accumulator(self)
@@ -90,7 +114,7 @@ class Moments:
     covariance: float = 0.0
     count: int = 0
     trusted: bool = True
-    dead: float | None = None  # fraction of the units that are never above zero, if asked for
+    dead_units: float | None = None  # fraction of the units that are never above zero, if asked for
     noise: bool = False  # the output is nothing but rounding
     begins: bool = False  # the noise begins at this layer, and not at one in front of it
     disputed: float | None = None  # the unoptimized variance on a few samples, where the optimized one differs
@@ -153,28 +177,18 @@ def of_channels(channels: ChannelMoments, count: int) -> Moments:
 
 @dataclass
 class Accumulator:
-    """Sums the fetched outputs of one probe over all batches, in float64."""
+    """Adds the sums of one probe over all batches, in float64, in the order of the batches."""
 
     probe: Probe
     count: int = 0
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(8))
     group: float = 0.0  # elements of the largest group so far
 
-    def add(self, fetched: Sequence[Array]) -> None:
-        parts = [np.asarray(part, np.float64).ravel() for part in fetched]
-        size = self.probe.group * parts[0].size if self.probe.group else int(parts.pop()[0])
-        if size == 0:
-            return
-        weight = size / parts[0].size  # elements in a group
-        self.group = max(self.group, weight)
-        mean, square = parts[:2]
+    def add(self, sums: Sums) -> None:
+        self.group = max(self.group, sums.group)
         with np.errstate(over="ignore", invalid="ignore"):
-            sums = [mean.sum(), square.sum(), mean @ mean]
-            if self.probe.bias:
-                bias, bias_square, product = parts[2:]
-                sums += [bias.sum(), bias_square.sum(), bias @ bias, product.sum(), mean @ bias]
-            self.sums[: len(sums)] += weight * np.array(sums)
-        self.count += size
+            self.sums[: len(sums.terms)] += sums.terms
+        self.count += sums.count
 
     def result(self) -> Moments:
         if self.count == 0:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def _has_tiny_input(pieces: Pieces, layer: Layer, moments: Moments) -> bool:
 def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
     """The outputs of layers that a small change of data and weights changes much."""
     half = precision.has_half(pieces.graph)
-    first = replace(needs, batches=needs.batches[:1], progress=_silent)  # noise may be zero in a few samples
+    first = needs.alone(needs.batches[:1])  # noise may be zero in a few samples
     factors = (1.0, *(NUDGES_IN_HALF if half else NUDGES))
     runners = {factor: Runner(pieces.graph, pieces.plan, first, pieces.retype) for factor in factors}
     unstable: set[str] = set()
@@ -83,25 +82,27 @@ def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
                 runner.forget(index)
     finally:
         for runner in runners.values():
-            runner.frontier.close()
+            runner.close()
     return unstable
 
 
 def _is_other(one: Array, other: Array, largest_change: float) -> bool:
-    """Whether two arrays differ by more than a small change: correlation, and ratio of their standard deviations."""
+    """Whether two arrays differ by more than a small change: ratio of their standard deviations, and correlation.
+
+    Where a value decides how many rows there are, the arrays may differ in size, and only the ratio tells.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = (np.asarray(x, np.float64).ravel() for x in (one, other))
-        if not a.size:
+        if not a.size or not b.size:
             return False
         a, b = a - a.mean(), b - b.mean()
-        squares = float(a @ a), float(b @ b)
+        squares = float(a @ a) / a.size, float(b @ b) / b.size
         if not all(math.isfinite(x) for x in squares) or max(squares) == 0.0:
             return False
         if min(squares) == 0.0:
             return True
-        change = math.sqrt(max(squares) / min(squares))
-        return change > largest_change or float(a @ b) < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1])
-
-
-def _silent(done: int, total: int) -> None:
-    pass
+        if math.sqrt(max(squares) / min(squares)) > largest_change:
+            return True
+        if a.size != b.size:
+            return False
+        return bool(float(a @ b) / a.size < LEAST_CORRELATION * math.sqrt(squares[0] * squares[1]))

@@ -1,4 +1,4 @@
-"""The model as it stands in pieces (stages.segments), and a run of one piece without onnxruntime's optimizers."""
+"""The model as it stands in pieces (stages.in_pieces), and a run of one piece without onnxruntime's optimizers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.scaling.model_builder import ModelBuilder, own_prefix
 from lsuv_cli.scaling.precision import Retype
-from lsuv_cli.scaling.runner import Batch, Runner
+from lsuv_cli.scaling.runner import Runner
 from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.shares import Batch
 from lsuv_cli.scaling.stages import Plan, Stage
 
 Array = NDArray[Any]

@@ -7,7 +7,9 @@ A *sum* is an Add of two values that depend on the input, x + z: the stream x an
 2. If both operands go on a stream, or neither does, the one with fewer layers on the way to it is x. With equally many,
    the sum is none of a stream and a branch.
 3. The sums that go on one another are the k = 1, ..., N of one stream.
-4. The last layer of a branch is the one layer from which z comes through operators that are no layers.
+4. The last layer of a branch is the one layer from which z comes through operators that are no layers. A value that
+   depends on others by their shapes only, as the shape that an exporter computes for a Reshape, is no way to a layer.
+5. A sum that only Softmax reads is one of scores and a mask, and of no stream.
 
 With every branch at variance T = 1 the stream's variance grows to Var(x_0) + N·T. Bounded, the k-th sum is to have
 
@@ -24,11 +26,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
+from lsuv_cli.model.constants import SHAPE_OPS
 from lsuv_cli.model.flatten import label
 from lsuv_cli.model.graph import Graph, is_standard
 from lsuv_cli.model.layers import Layer
@@ -40,6 +43,7 @@ from lsuv_cli.target_variances import TargetVariances
 
 # Activations that are nearly x, or x and 0, for large |x|.
 ACTIVATIONS = frozenset({"Cast", "Celu", "Elu", "Gelu", "HardSwish", "Mish", "Selu", "Softplus", "Swish"})
+VIEWS = frozenset({"Reshape", "Expand", "Slice", "Squeeze", "Unsqueeze", "Tile"})
 LEAST = 0.25  # of T/N: a branch's target is no smaller, so that no branch is silenced
 
 
@@ -81,6 +85,7 @@ class _Finder:
         self.graph, self.depth = graph, depth
         self.outputs = {layer.output for layer in layers}
         self.nodes = {layer.node for layer in layers}
+        self.still = graph.constant | _by_shape(graph)
         self.found: dict[str, Sum] = {}  # by the sum's output
 
     def run(self) -> tuple[Sum, ...]:
@@ -102,7 +107,10 @@ class _Finder:
         """x, z and the sum that x goes on, if any; None if a node is no sum of a stream and a branch."""
         if node.op_type not in {"Add", "Sum"} or not is_standard(node) or len(set(node.input)) != 2:
             return None
-        if any(name in self.graph.constant or name in self.graph.random for name in node.input):
+        if any(name in self.still or name in self.graph.random for name in node.input):
+            return None
+        readers = {self.graph.nodes[k].op_type for k in self.graph.readers.get(node.output[0], ())}
+        if readers == {"Softmax"}:
             return None
         both = sorted(node.input, key=lambda name: self.depth.get(name, 0))
         earlier = [self.goes_on(name) for name in both]
@@ -119,12 +127,17 @@ class _Finder:
             if k is None or k in self.nodes or value in self.outputs:
                 return None
             node = self.graph.nodes[k]
-            varying = [name for name in node.input if name and name not in self.graph.constant]
-            through = commutes_with_scale(self.graph, node) or (is_standard(node) and node.op_type in ACTIVATIONS)
+            varying = [name for name in node.input if name and name not in self.still]
+            through = is_standard(node) and (node.op_type in ACTIVATIONS or self.is_view(node))
+            through = through or commutes_with_scale(self.graph, node)
             if len(varying) != 1 or not through:
                 return None
             value = varying[0]
         return self.found[value]
+
+    def is_view(self, node: NodeProto) -> bool:
+        """Whether a node moves its first input's numbers to other places that a computed shape gives."""
+        return node.op_type in VIEWS and node.input[0] not in self.still
 
     def last_layer(self, value: str) -> str:
         """The one layer that a branch ends in; empty if there are several, or a way that passes no layer."""
@@ -137,19 +150,43 @@ class _Finder:
             k = self.graph.producer.get(name)
             if k is None or name in self.found or k in self.nodes:
                 return ""
-            more = {x for x in self.graph.reads(k) if x not in self.graph.constant and x not in self.graph.random}
+            more = {x for x in self.graph.reads(k) if x not in self.still and x not in self.graph.random}
             wanted += sorted(more - seen)
             seen |= more
         return last.pop() if len(last) == 1 else ""
 
 
+def _by_shape(graph: Graph) -> frozenset[str]:
+    """The values that depend on the data by shapes only."""
+    found: set[str] = set()
+    for k, node in enumerate(graph.nodes):
+        varying = [name for name in graph.reads(k) if name not in graph.constant]
+        if varying and (node.op_type in SHAPE_OPS or found.issuperset(varying)):
+            found.update(name for name in node.output if name)
+    return frozenset(found)
+
+
 class Streams:
     """The streams of one trial: what each began with, and so what each branch may add."""
 
-    def __init__(self) -> None:
+    def __init__(self, sums: Mapping[str, Sum], joint: Collection[str]) -> None:
+        self.sums, self.joint = sums, joint  # layer output -> the sum it bounds; those whose z is measured with x
         self.begins: dict[int, tuple[float, int]] = {}  # stream -> Var(x_0), and the first sum that was measured
 
-    def target(self, place: Sum, unit: float, y: Moments, measured: Moments, joint: bool) -> float:
+    def target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments], pending: float) -> float:
+        """A layer's target: its own, or the one that bounds the stream it adds to.
+
+        `pending`: the product of the scales that were pending on the layer's input when it was measured.
+        """
+        if layer.output not in self.sums:
+            return layer.target
+        place, joint = self.sums[layer.output], layer.output in self.joint
+        found = measured[place.output]
+        if joint:
+            found = found.times(pending * (layer.norm_factor or 1.0))
+        return self._bounded(place, layer.target, y, found, joint)
+
+    def _bounded(self, place: Sum, unit: float, y: Moments, measured: Moments, joint: bool) -> float:
         """The target of the last layer of a branch, `unit` without bounds.
 
         y: the layer's output as it ran. `measured`: z with x in the bias's place (`joint`), or x alone.

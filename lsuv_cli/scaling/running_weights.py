@@ -19,6 +19,7 @@ from lsuv_cli.model.constants import Weight, numpy_type
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer
 from lsuv_cli.scaling import weights
+from lsuv_cli.scaling.drawing import Draw, Drawn
 from lsuv_cli.settings import PreInit
 
 Array = NDArray[Any]
@@ -60,25 +61,25 @@ class RunningWeight:
         return RunningWeight(self.array * channels.spread(layer, ratios).astype(self.array.dtype), self.factor)
 
     def fits(self, scale: float, dtype: str) -> bool:
-        """Whether scale·W is finite in a type; its smallest and largest entries decide."""
+        """Whether scale·W is finite in a type, and not all zeros; its smallest and largest entries decide."""
         extremes = np.array([self.array.min(initial=0), self.array.max(initial=0)], self.array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            return bool(np.isfinite((extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))).all())
+            scaled = (extremes * self.array.dtype.type(scale)).astype(numpy_type(dtype))
+        return bool(np.isfinite(scaled).all() and (scaled.any() or not extremes.any()))
 
 
-def pre_initialized(graph: Graph, layer: Layer, pre_init: PreInit, seed: int) -> Array:
+def pre_initialized(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, drawn: Drawn) -> Array:
     """A layer's weight before scaling, in its stored layout, as float32 (or double, if kept as it is)."""
     weight = layer.weight
     if pre_init is PreInit.KEEP:
         stored = graph.array(weight.base)
         return stored if weight.dtype == "float64" else np.asarray(stored, np.float32)
-    matrices = weights.pre_initialize(pre_init, layer.form.shape, weights.stream(seed, weight.base))
+    matrices = drawn.take(Draw.of(layer, pre_init, seed))
     return np.ascontiguousarray(weight.stored(layer.form.weight(matrices, weight.shape)))
 
 
-def running_weight(graph: Graph, layer: Layer, pre_init: PreInit, seed: int, linear: bool) -> RunningWeight:
+def running_weight(array: Array, layer: Layer, linear: bool) -> RunningWeight:
     """The weight to run: scaled to He's standard deviation, but unchanged where the layer is not linear in it."""
-    array = pre_initialized(graph, layer, pre_init, seed)
     _, square = weights.mean_and_square(array)
     factor = math.sqrt(2.0 / layer.form.fan_in / square) if 0.0 < square < math.inf else math.inf
     if not linear or not math.isfinite(factor):

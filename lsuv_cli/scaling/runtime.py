@@ -6,7 +6,7 @@ keeps nothing between two sessions. So all devices run the same code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import constant_value, nodes_inside
+from lsuv_cli.model.graph import SHAPE_BYTES
 from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
@@ -31,14 +32,13 @@ VERSION = str(ort.__version__)
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
 # then do not fit.
 BROKEN = ["MatMulScaleFusion", "GemmTransposeFusion"]
-# onnxruntime 1.31 computes wrong values for MatMul(Transpose(x), w) where w has one axis.
+# onnxruntime 1.31 computes wrong values for MatMul(Transpose(x), w) where w has one axis, whatever computes w.
 BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
 # ConstantSharing merges equal tensors; a BatchNormalization in training mode may then overwrite its own scale.
 BROKEN_IN_TRAINING = ["ConstantSharing"]
 # EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
 BROKEN_FOR_DROPOUT = ["EliminateDropout"]
 
-SMALL_TENSOR = 1024  # bytes up to which a tensor may be a shape
 
 # Errors come as exceptions; onnxruntime's log lines besides them would only clutter stderr.
 ort.set_default_logger_severity(4)
@@ -96,7 +96,7 @@ def open_without_weights(model: onnx.ModelProto) -> None:
     listed = {t.name for t in model.graph.initializer}
     body.input.extend(i for i in model.graph.input if i.name not in listed)
     for tensor in model.graph.initializer:
-        if is_elsewhere(tensor) or tensor.ByteSize() > SMALL_TENSOR:
+        if is_elsewhere(tensor) or tensor.ByteSize() > SHAPE_BYTES:
             body.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             body.initializer.append(tensor)
@@ -118,17 +118,27 @@ def _broken(model: onnx.ModelProto) -> list[str]:
     outer = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     nodes = [inner for node in outer for inner in (node, *nodes_inside(node))]
     tensors = {t.name: t for t in model.graph.initializer}
-    vectors = {name for name, tensor in tensors.items() if len(tensor.dims) == 1}
-    reads_vector = any(n.op_type == "MatMul" and not vectors.isdisjoint(n.input) for n in nodes)
     trains = any(
         n.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in n.attribute) for n in nodes
     )
     return [
         *BROKEN,
-        *(BROKEN_FOR_VECTORS if reads_vector else []),
+        *(BROKEN_FOR_VECTORS if _may_transpose_for_a_vector(nodes, tensors) else []),
         *(BROKEN_IN_TRAINING if trains else []),
         *(BROKEN_FOR_DROPOUT if any(drops(n, tensors) for n in nodes) else []),
     ]
+
+
+def _may_transpose_for_a_vector(nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorProto]) -> bool:
+    """Whether there may be a MatMul(Transpose(x), w) where w has one axis: where w is not known to have more."""
+    matrices = {name for name, tensor in tensors.items() if len(tensor.dims) > 1}
+    transposed: set[str] = set()
+    for node in nodes:
+        if node.op_type == "Transpose" or (node.op_type in {"Cast", "Identity"} and node.input[0] in transposed):
+            transposed.update(node.output)
+        if node.op_type == "MatMul" and node.input[0] in transposed and node.input[1] not in matrices:
+            return True
+    return False
 
 
 class Session:
@@ -148,7 +158,7 @@ class Session:
         proto = fused.split(model.proto, device.provider.splits)
         with translated(device=device):
             self._session = open_on(device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
-        self._probed = [name for probe in model.probes for name in probe.fetches]
+        self._measured = [name for each in model.measurements for name in each.fetches]
 
     @property
     def providers(self) -> list[str]:
@@ -156,15 +166,15 @@ class Session:
         return list(self._session.get_providers())
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Array]]]:
-        """Run one batch: the values for later stages, on the host, and the fetched outputs of each probe."""
+        """Run one batch: the values for later stages, on the host, and the fetched outputs of each measurement."""
         feeds = {name: values[value] for value, name in self.model.feeds.items()}
         with translated(device=self.device):
             # Not by IOBinding: an output that it gives keeps the binding alive, with every input, and with the session
             # and all the memory that the session took on the device.
-            fetched = self._session.run_with_ort_values([*self.model.fetches, *self._probed], feeds)
+            fetched = self._session.run_with_ort_values([*self.model.fetches, *self._measured], feeds)
             kept = dict(zip(self.model.fetches, fetched, strict=False))
             numbers = iter(fetched[len(self.model.fetches) :])
-            return kept, [[next(numbers).numpy() for _ in probe.fetches] for probe in self.model.probes]
+            return kept, [[next(numbers).numpy() for _ in each.fetches] for each in self.model.measurements]
 
 
 def open_on(device: Device, model: bytes, options: Any, **more: Any) -> Any:

@@ -12,13 +12,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli.model import channels
+from lsuv_cli.model.layers import Layer
 from lsuv_cli.report import Status
-from lsuv_cli.scaling.moments import ChannelMoments, Floats, Moments, of_channels
+from lsuv_cli.scaling.moments import ChannelMoments, Floats, Moments, of_channels, pooled
+from lsuv_cli.scaling.running_weights import RunningWeight
 
 # A channel with a smaller ratio of its variance to what a row of its length may give is dead: only rounding is left.
 LEAST_VARIANCE = 1e-12
@@ -58,6 +62,16 @@ def solve(y: Moments, target: float) -> tuple[float, Status]:
     if scale <= 0.0:
         return 1.0, Status.UNREACHABLE
     return scale, Status.OK
+
+
+def solve_weight(layer: Layer, running: RunningWeight, outputs: Sequence[Moments]) -> Solution:
+    """The scale of a weight, from the pooled moments of the outputs of the layers that share it."""
+    y = pooled(outputs)
+    if layer.is_centred and y.finite:
+        y = without_means(y)
+    if layer.by_channel:
+        return solve_channels(y, layer.target, channels.lengths(layer, running.array), 1.0 / running.factor)
+    return Solution(*solve(y, layer.target))
 
 
 def without_means(y: Moments) -> Moments:

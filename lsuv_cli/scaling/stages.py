@@ -11,7 +11,7 @@ nodes, and through the next layer, whose measured output it merely multiplies. S
 4. Any other node (Tanh, Softmax, an Add of differently scaled branches) needs true values, so inputs with pending
    scales are multiplied at the start of the next stage: the node's output is on the next level. The same holds for a
    layer whose bias is kept or centred, whose channels are scaled one by one, whose weight is shared or which has an
-   activation inside that does not commute with a scale, and where a chain gets too long: too many layers, or constants
+   activation inside that does not commute with a scale, and where too much is pending: too many scales, or constants
    that multiply it out of float32's range.
 5. The layers of one level form a stage. A stage runs the nodes its layers need and no earlier stage ran; it starts
    with s·y + b on its inputs. Nodes that no layer needs are never run.
@@ -32,8 +32,8 @@ from lsuv_cli.scaling.residuals import Sum
 
 # With weights of He's standard deviation a ReLU layer roughly keeps its input's variance; a chain of sixteen ReLU
 # layers, or of sixteen linear layers, stays far inside float32's range.
-LONGEST_CHAIN = 16
-# Powers of two by which constants may move a chain of pending scales.
+MOST_PENDING = 16
+# Powers of two by which constants may move the product of pending scales.
 LARGEST_GROWTH = 20.0
 # Most bytes of weights in one stage, so that the weights of a large model are never all in memory at once.
 STAGE_BYTES = 128 << 20
@@ -67,7 +67,7 @@ class Plan:
 
     stages: tuple[Stage, ...]
     pending: Mapping[str, Pending]
-    chain: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
+    in_front: Mapping[str, Pending]  # the scales pending on each measured layer's input when the layer is measured
     stage_of: Mapping[str, int]  # of each measured layer's output
     sums: Mapping[str, Sum] = field(default_factory=dict)  # layer output -> the residual sum that this layer bounds
     joint: frozenset[str] = frozenset()  # the layers whose branch can be measured together with the stream
@@ -76,7 +76,7 @@ class Plan:
 def cut(
     graph: Graph,
     layers: Sequence[Layer],
-    longest_chain: int = LONGEST_CHAIN,
+    most_pending: int = MOST_PENDING,
     sums: Mapping[str, Sum] | None = None,
 ) -> Plan:
     """The plan for calibration: stages such that every layer is measured with all layers before it scaled.
@@ -88,7 +88,7 @@ def cut(
     steps = _steps(graph, first)
     deciding = {layer.output: layer for layer in first}
     bounded = {name: each for name, each in (sums or {}).items() if name in deciding}
-    levels = _Levels(graph, layers, first, longest_chain)
+    levels = _Levels(graph, layers, first, most_pending)
     levels.streams = {name: each.stream for name, each in bounded.items()}
     levels.place_all(steps, depth)
     joint = frozenset(n for n, each in bounded.items() if not deciding[n].is_fixed and levels.together(n, each.branch))
@@ -101,11 +101,11 @@ def cut(
     stages, ran = _pull(steps, ordered, watched)
     pending = {name: levels.pending[name] if at[ran[name]] == levels.level[name] else () for name in ran}
     stage_of = {layer.output: k for k, group in enumerate(ordered) for layer in group}
-    chain = {layer.output: levels.pending[layer.output][:-1] for layer in first}
-    return Plan(stages, pending, chain, stage_of, bounded, joint)
+    in_front = {layer.output: levels.pending[layer.output][:-1] for layer in first}
+    return Plan(stages, pending, in_front, stage_of, bounded, joint)
 
 
-def segments(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
+def in_pieces(graph: Graph, layers: Sequence[Layer], limit: int) -> Plan:
     """The plan for verification: the unchanged graph in pieces of about `limit` bytes of weights; mostly one."""
     groups: list[list[Layer]] = []
     room = 0
@@ -167,11 +167,11 @@ def _varying(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
 class _Levels:
     """Each value's level, and the scales pending on it for readers on its own level (rules 1 to 4)."""
 
-    def __init__(self, graph: Graph, layers: Sequence[Layer], first: Sequence[Layer], longest_chain: int) -> None:
+    def __init__(self, graph: Graph, layers: Sequence[Layer], first: Sequence[Layer], most_pending: int) -> None:
         self.level: dict[str, int] = dict.fromkeys(graph.inputs, 0)
         self.pending: dict[str, Pending] = dict.fromkeys(graph.inputs, ())
         self._growth: dict[str, float] = {}  # powers of two by which constants moved a value with pending scales
-        self._graph, self._longest_chain = graph, longest_chain
+        self._graph, self._most_pending = graph, most_pending
         self._only_multiplied = {layer.output for layer in first if layer.norm_factor is not None}
         self._users = by_tensor(first)
         self._shared = {base for base, users in by_tensor(layers).items() if len(users) > 1}
@@ -224,7 +224,7 @@ class _Levels:
     def _place_layer(self, layer: Layer, at: int, scales: Pending, movable: bool) -> tuple[int, Pending]:
         size = self._graph.nbytes(layer.weight.base)
         alone = layer.weight.base in self._shared or layer.output in self._fixed
-        too_much = len(scales) >= self._longest_chain or self._load.get(at, 0) + size > STAGE_BYTES
+        too_much = len(scales) >= self._most_pending or self._load.get(at, 0) + size > STAGE_BYTES
         if scales and (alone or too_much or not movable):
             at, scales = at + 1, ()
         self._load[at] = self._load.get(at, 0) + size

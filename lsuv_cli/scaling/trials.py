@@ -7,7 +7,9 @@
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
    scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
    bias), it is dead for good.
-4. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
+4. A layer with an activation inside (FusedConv with Sigmoid) whose scale saturates it, so that its output is constant,
+   is left unscaled for good.
+5. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +28,7 @@ from lsuv_cli.model.prepare import Prepared
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import stages
 from lsuv_cli.scaling.moments import Floats, Moments, pooled
+from lsuv_cli.scaling.running_weights import RunningWeight
 from lsuv_cli.scaling.solve import Solution
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.settings import PreInit, Settings
@@ -44,13 +47,6 @@ class Turn:
     ratios: Floats | None = None  # r_c, where channel c has the scale scale·r_c
     dead: NDArray[np.bool_] | None = None  # the channels that are constant, where channels are scaled one by one
     centred: bool = False
-
-    @classmethod
-    def of(cls, layer: Layer, variance: float, solution: Solution, factor: float) -> Turn:
-        """One trial's turn; `factor`: what the pre-initialized weight ran with."""
-        done = solution.status is Status.OK
-        scale, centred = solution.scale * factor, layer.is_centred and done
-        return cls(variance, scale, solution.status, layer.target, solution.ratios, solution.dead, centred)
 
     def then(self, later: Turn) -> Turn:
         """Two trials as one: the variance before the first, the scale of both."""
@@ -75,16 +71,30 @@ class Turn:
         return off
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """The result of Algorithm 1: the plan, each layer's turn, and the moments measured in the written file."""
+
+    plan: Plan
+    turns: Mapping[str, Turn]
+    verified: Mapping[str, Moments]  # in the written file
+    of_live_uses: Collection[str]  # weights whose first use is dead: their scale is that of all live uses together
+    noise: Collection[str]  # layers whose output proved to be nothing but rounding
+    trials: int
+
+
 class Trials:
     """All trials so far."""
 
     def __init__(self, prepared: Prepared, settings: Settings, plan: Plan) -> None:
         self.graph, self.layers, self.settings, self.plan = prepared.graph, prepared.layers.layers, settings, plan
         self.turns: dict[str, Turn] = {}
-        # Layer output that is rounding noise -> the turn to undo in the next trial, or None once it is undone.
-        self.dead: dict[str, Turn | None] = {}
+        # Output of a layer that is left unscaled, because it is noise or saturated -> the turn to undo in the next
+        # trial, or None once it is undone.
+        self.unscaled: dict[str, Turn | None] = {}
         self.freed: Counter[str] = Counter()  # layers that were dead because of noise in front of them, how many times
-        self.lost: set[str] = set()  # layers at which noise began although they had been freed
+        self.lost: set[str] = set()  # layers at which noise began although they had been freed, and saturated ones
+        self.saturated: set[str] = set()  # layers whose activation makes a constant of the scaled output
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -92,43 +102,80 @@ class Trials:
     def pre_init(self) -> PreInit:
         return self.settings.pre_init if self.anew else PreInit.KEEP
 
+    @property
+    def noise(self) -> set[str]:
+        """The layers whose output is nothing but rounding."""
+        return self.unscaled.keys() - self.saturated
+
+    def live(self, users: Sequence[Layer], outputs: Sequence[Moments]) -> list[Moments]:
+        """The outputs that a weight's scale is solved from: those of all its layers but noise and saturated ones."""
+        return [y for layer, y in zip(users, outputs, strict=True) if layer.output not in self.unscaled]
+
+    def decided(self, users: Sequence[Layer], running: RunningWeight) -> Solution | None:
+        """The scale of a weight whose layers are all left unscaled, or that verification decided."""
+        if all(layer.output in self.unscaled for layer in users):
+            return Solution(status=Status.DEAD)
+        base = users[0].weight.base
+        return Solution(self.feedback[base] / running.factor) if base in self.feedback else None
+
+    def undone(self, users: Sequence[Layer]) -> Turn | None:
+        """The turn of an earlier trial that is to be undone, because the layer is to be left unscaled."""
+        return next((self.unscaled[x.output] for x in users if x.output in self.unscaled), None)
+
+    def turn(self, layer: Layer, y: Moments, solution: Solution, running: RunningWeight) -> Turn:
+        """A layer's turn: Var(y) as if the pre-initialized weight had run, and the scale of that weight."""
+        variance = y.variance / running.factor**2 if math.isfinite(y.variance) else y.variance
+        scale, centred = solution.scale * running.factor, layer.is_centred and solution.status is Status.OK
+        status = solution.status
+        if layer.output in self.unscaled:
+            status = Status.OUTSIDE if layer.output in self.saturated else Status.DEAD
+        return Turn(variance, scale, status, layer.target, solution.ratios, solution.dead, centred)
+
+    def result(self, verified: Mapping[str, Moments], trials: int) -> Scaled:
+        return Scaled(self.plan, self.turns, verified, self.feedback.keys(), self.noise, trials)
+
     def take(self, latest: Mapping[str, Turn]) -> None:
         """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
-        self.dead = dict.fromkeys(self.dead)  # what there was to undo is undone
+        self.unscaled = dict.fromkeys(self.unscaled)  # what there was to undo is undone
         self.anew = False
 
-    def lost_in_a_chain(self) -> bool:
+    def lost_behind_pending_scales(self) -> bool:
         """Whether a layer had no finite variance behind pending scales that may have left float32's range."""
         lost = {Status.NOT_FINITE, Status.DEAD}
-        return any(t.status in lost and self.plan.chain[k] and k not in self.dead for k, t in self.turns.items())
+        return any(t.status in lost and self.plan.in_front[k] and k not in self.unscaled for k, t in self.turns.items())
 
     def cut_shorter(self) -> None:
-        self.plan = stages.cut(self.graph, self.layers, longest_chain=1, sums=self.plan.sums)
+        self.plan = stages.cut(self.graph, self.layers, most_pending=1, sums=self.plan.sums)
         self.anew = True
 
     def learn(self, verified: Mapping[str, Moments]) -> bool:
-        """Note noise and dead first uses in the written file (rules 3, 4); whether they call for another trial."""
-        pooled_uses = {x.output for x in self.layers if x.weight.base in self.feedback}  # their live uses decide
-        scaled = {k: t for k, t in self.turns.items() if t.status is Status.OK and k not in pooled_uses}
+        """Note noise and dead first uses in the written file (rules 3 to 5); whether they call for another trial."""
+        of_live_uses = {x.output for x in self.layers if x.weight.base in self.feedback}
+        scaled = {k: t for k, t in self.turns.items() if t.status is Status.OK and k not in of_live_uses}
         # Calibration does not round to half precision, where a tiny input is zero.
-        noise = {k: t for k, t in scaled.items() if k not in self.dead and (verified[k].noise or verified[k].is_zero)}
-        alive = {k for k in self.dead if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise}
-        self.lost |= {k for k in noise if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        new = {k: t for k, t in scaled.items() if k not in self.unscaled and (verified[k].noise or verified[k].is_zero)}
+        alive = {
+            k for k in self.unscaled if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise
+        }
+        self.lost |= {k for k in new if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        bent = {x.output for x in self.layers if not x.is_linear}
+        self.saturated |= {k for k in new if k in bent and verified[k].is_zero}
+        self.lost |= self.saturated
         freed = alive - self.lost
         self.freed.update(freed)
-        self.dead = {k: turn for k, turn in (self.dead | noise).items() if k not in freed}
-        self.anew = bool(noise or freed)
+        self.unscaled = {k: turn for k, turn in (self.unscaled | new).items() if k not in freed}
+        self.anew = bool(new or freed)
         first = set(self.feedback)
         for base, users in by_tensor(self.layers).items():
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
-            live = self.live(users, verified)
+            live = self._live(users, verified)
             if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
                 self.feedback[base] = math.sqrt(users[0].target / pooled(live).variance)
-        return bool(noise or freed) or set(self.feedback) != first
+        return bool(new or freed) or set(self.feedback) != first
 
-    def live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+    def _live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
         found = [verified[x.output] for x in users]
         return [m for m in found if m.finite and m.variance > 0.0 and not m.noise]
 
@@ -136,9 +183,9 @@ class Trials:
         """The largest |Var / target - 1| among the layers that can be scaled."""
         worst = 0.0
         for base, users in by_tensor(self.layers).items():
-            scaled = [x.output for x in users if x.output in self.turns and x.output not in self.dead]
+            scaled = [x.output for x in users if x.output in self.turns and x.output not in self.unscaled]
             turns = [self.turns[output] for output in scaled]
-            found = self.live(users, verified) if base in self.feedback else [verified[output] for output in scaled]
+            found = self._live(users, verified) if base in self.feedback else [verified[output] for output in scaled]
             if found and turns and all(turn.status is Status.OK for turn in turns):
                 worst = max(worst, turns[0].deviation(pooled(found)))
         return worst

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -39,9 +40,9 @@ def layer_outputs(look: Look, layers: Sequence[Layer], needs: Pass) -> Iterator[
 
 def _outputs(look: Look, layers: Sequence[Layer], needs: Pass, retype: Retype) -> Iterator[tuple[Layer, NDArray[Any]]]:
     graph = look.graph
-    plan = stages.segments(graph, look.layers.layers, PIECE_BYTES)
+    plan = stages.in_pieces(graph, look.layers.layers, PIECE_BYTES)
     rounded = precision.stored_types(graph, needs.few, retype) if retype else {}
-    runner = Runner(graph, plan, needs, retype)
+    runner = Runner(graph, plan, replace(needs, crew=None), retype)
     wanted = {layer.output: layer for layer in layers}
     try:
         for index, stage in enumerate(plan.stages):
@@ -62,4 +63,4 @@ def _outputs(look: Look, layers: Sequence[Layer], needs: Pass, retype: Retype) -
                     yield wanted[name], runtime.to_numpy(kept[name])
             runner.forget(index)
     finally:
-        runner.frontier.close()
+        runner.close()

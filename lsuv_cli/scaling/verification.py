@@ -40,8 +40,9 @@ from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.noise import find as find_noise
 from lsuv_cli.scaling.pieces import Pieces
 from lsuv_cli.scaling.precision import Retype
-from lsuv_cli.scaling.runner import Batch, Pass, Runner
+from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.runtime import Session
+from lsuv_cli.scaling.shares import Batch, common_type
 from lsuv_cli.scaling.stages import Stage
 from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
@@ -142,15 +143,16 @@ class _Measuring:
         self.graph, self.layers, self.needs, self.retype = look.graph, look.layers.layers, needs, retype
         self.wanted = wanted
         whole = _weight_bytes(look.graph) <= VERIFY_BYTES
-        self.plan = stages.segments(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
+        self.plan = stages.in_pieces(look.graph, self.layers, VERIFY_BYTES if whole else VERIFY_BYTES // 2)
         self.runner = Runner(look.graph, self.plan, needs, retype)
-        self.few = Runner(look.graph, self.plan, replace(needs, batches=[needs.few], progress=_silent), retype)
+        self.few = Runner(look.graph, self.plan, needs.alone([needs.few]), retype)
         rounded = precision.stored_types(look.graph, needs.few, retype) if retype else {}
         self.pieces = Pieces(look.graph, self.layers, self.plan, retype, rounded)
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
-        self.equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0)
+        equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0) and not _makes_shapes(look.graph)
+        self.rows = None if equal_shapes else tuple(len(np.atleast_1d(next(iter(b.values())))) for b in needs.batches)
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
@@ -166,8 +168,8 @@ class _Measuring:
                 self.runner.forget(index)
                 self.few.forget(index)
         finally:
-            self.runner.frontier.close()
-            self.few.frontier.close()
+            self.runner.close()
+            self.few.close()
         warnings = self._check_outputs(outputs)
         noise = find_noise(self.pieces, {name: m for name, m in moments.items() if name in self.names}, self.needs)
         moments |= {name: replace(moments[name], noise=True, begins=begins) for name, begins in noise.items()}
@@ -186,10 +188,10 @@ class _Measuring:
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
         while True:
             session = Session(self._model(stage, gauges, sums), self.needs.device)
-            checked = self._checked(stage, session, gauges)
+            checked = self._checked(session, gauges)
             if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
                 session = Session(session.model, self.needs.device)
-            moments = dict(zip(gauges, self.runner.run(index, session), strict=True))
+            moments = dict(zip(gauges, self.runner.run(index, session.model, session), strict=True))
             doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
             if not doubtful:
                 return {name: replace(m, disputed=checked.get(name)) for name, m in moments.items()}
@@ -200,14 +202,14 @@ class _Measuring:
         found = self.pieces.run(stage, names, self.few, self._input_type)
         return {name: runtime.to_numpy(value) for name, value in found.items() if value.is_tensor()}
 
-    def _checked(self, stage: Stage, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
+    def _checked(self, session: Session, gauges: Mapping[str, Gauge]) -> dict[str, float]:
         """Disputed layer output -> its unoptimized variance, where the optimized one on the few samples is another."""
-        values = {name: self.few.value(0, self.needs.few, name) for name in stage.inputs}
+        values = {name: self.few.value(0, self.needs.few, name) for name in session.model.feeds}
         _, fetched = session.run(values)
         disputed: dict[str, float] = {}
         for (name, gauge), numbers in zip(gauges.items(), fetched, strict=True):
             meter = gauge.meter()
-            meter.add(numbers)
+            meter.add(gauge.sums(numbers))
             here, there = meter.result(), gauge.sounding
             # Where mean² is far above the variance, the variance is known only up to rounding of the mean.
             slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
@@ -219,10 +221,10 @@ class _Measuring:
     def _types(self, stage: Stage) -> dict[str, TypeProto]:
         """Piece input -> a type that all batches and the few samples fit."""
         few = self.few.types(stage)
-        return {name: _common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
+        return {name: common_type(kind, few[name]) for name, kind in self.runner.types(stage).items()}
 
     def _input_type(self, name: str) -> TypeProto:
-        return _common_type(self.runner.input_type(name), self.few.input_type(name))
+        return common_type(self.runner.input_type(name), self.few.input_type(name))
 
     def _sums(self, stage: Stage) -> list[str]:
         """The residual sums to be measured in a piece: those that it makes, and in a single piece all of them."""
@@ -263,19 +265,22 @@ class _Measuring:
             and layer.op in CONVOLUTIONS
             and 0 not in sounding.shape
             and self._equal_planes(sounding.shape),
+            rows=self.rows,
             units=units,
             channel_axis=_channel_axis(layer, sounding.shape) if self.wanted.details else None,
         )
 
     def _equal_planes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value of this shape for the few samples has planes of one size in all batches.
+        """Whether a value of this shape for the few samples seems to have planes of one size in all batches.
 
-        It has if every sample has the same shape, and the samples lie along the value's first axis and no other.
+        It has if every sample has the same shape, and the samples lie along the value's first axis and no other. The
+        first axis of a convolution over (channels, samples, ...) may happen to be as long as the few samples are many:
+        the gauge compares it in every batch (`rows`).
         """
-        rows = {np.shape(array)[:1] for array in self.needs.few.values()}
-        if self.equal_shapes and not _makes_shapes(self.graph):
+        if self.rows is None:
             return True
-        return self.equal_samples and rows == {shape[:1]} and shape[0] not in shape[2:]
+        few = {np.shape(array)[:1] for array in self.needs.few.values()}
+        return self.equal_samples and few == {shape[:1]} and shape[0] not in shape[2:]
 
     def _reads_first(self, k: int, name: str) -> bool:
         return list(self.graph.nodes[k].input[:1]) == [name]
@@ -330,25 +335,6 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _common_type(one: TypeProto, other: TypeProto) -> TypeProto:
-    """A tensor's type with the dimensions that two types have in common; any other type as it is."""
-    kind = TypeProto()
-    kind.CopyFrom(one)
-    if not (one.tensor_type.HasField("shape") and other.tensor_type.HasField("shape")):
-        return kind
-    if len(one.tensor_type.shape.dim) != len(other.tensor_type.shape.dim):
-        kind.tensor_type.ClearField("shape")
-        return kind
-    for mine, theirs in zip(kind.tensor_type.shape.dim, other.tensor_type.shape.dim, strict=True):
-        if mine != theirs:
-            mine.Clear()
-    return kind
-
-
-def _silent(done: int, total: int) -> None:
-    pass
-
-
 def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
     """Whether shape[first_axis:] of every input is the same in all batches."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
@@ -363,7 +349,8 @@ def _makes_shapes(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op_type in SHAPE_MAKERS:
             return True
-        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in node.input[1:]):
+        shapes = node.input if node.op_type == "ConstantOfShape" else node.input[1:]
+        if node.op_type in SHAPE_TAKERS and any(n and n not in graph.constant for n in shapes):
             return True
     return False
 

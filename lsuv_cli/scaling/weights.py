@@ -172,6 +172,21 @@ def _threads() -> int:
 
 
 @contextmanager
+def bounded_threads(count: int | None) -> Iterator[None]:
+    """Draw weights with at most so many threads; with as many as BLAS has, if not given."""
+    if count is None:
+        yield
+        return
+    with _blas().limit(limits=min(count, _threads())):
+        yield
+
+
+def bound_threads(count: int) -> None:
+    """Draw all further weights of this process with so many threads."""
+    _blas().limit(limits=count)
+
+
+@contextmanager
 def _bounded_blas(multiplications: int) -> Iterator[None]:
     """Keep BLAS to one thread where the work is small.
 

@@ -63,7 +63,7 @@ class Writer:
     ) -> Written:
         """Write the weight that `users` share. `undone`: an earlier turn of a layer that proved to be dead."""
         weight = users[0].weight
-        # The scaled weight must be finite in the type it is stored in, and in the type of a Cast behind it.
+        # The scaled weight must fit the type it is stored in, and the type of a Cast behind it.
         types = dict.fromkeys([weight.dtype, *(x.weight.cast for x in users if x.weight.cast)])
         if solution.status is Status.OK:
             shaped = running.times(users[0], solution.ratios)

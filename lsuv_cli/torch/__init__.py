@@ -23,8 +23,8 @@ except ImportError as problem:
 
 from lsuv_cli import api
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.pipeline import Initialized
 from lsuv_cli.report import Carried, LayerReport, NotCarried, Report, Status
+from lsuv_cli.results import Initialized
 from lsuv_cli.settings import Settings, SettingsDict
 from lsuv_cli.torch import batches, calls, export, loading, network
 from lsuv_cli.torch.batches import Call, Given

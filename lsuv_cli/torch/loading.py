@@ -17,10 +17,12 @@ from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model.file import load
 from lsuv_cli.model.layers import CONVOLUTIONS
-from lsuv_cli.pipeline import Initialized
 from lsuv_cli.report import Carried
+from lsuv_cli.results import Initialized
 
 Array = NDArray[Any]
+
+SAME, SAME_SMALL = 1e-3, 1e-6  # how far a parametrized tensor may be from what it was set to: relative, absolute
 
 
 def array(tensor: torch.Tensor) -> Array:
@@ -122,7 +124,8 @@ def _assign(net: torch.nn.Module, item: Uncarried) -> bool:
     wanted = tensor(item.values)
     try:
         setattr(module, item.name, wanted.to(getattr(module, item.name)))
-        if torch.allclose(getattr(module, item.name).detach().cpu().double(), wanted.double(), rtol=1e-3, atol=1e-6):
+        found = getattr(module, item.name).detach().cpu().double()
+        if torch.allclose(found, wanted.double(), rtol=SAME, atol=SAME_SMALL):
             return True
     except (RuntimeError, NotImplementedError, ValueError):  # no right inverse, or none for these values
         pass

@@ -152,3 +152,23 @@ def test_exit_codes_and_streams_pass_through(folder, debug):
     )
     assert closed.returncode == 0
     assert closed.stdout
+
+
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_a_recurrent_layer_without_rows_aborts_onnxruntime_and_is_told_in_one_line(tmp_path, op, gates):
+    text = f"""g (float[T,N,8] x) => (y) {{
+        s = ReduceSum<keepdims=0>(x, axes) p = Greater(s, big) c = Compress<axis=1>(x, p)
+        a = {op}<hidden_size=6>(c, w, r) y = MatMul(a, v) }}"""
+    tensors = {"w": normal(1, 6 * gates, 8), "r": normal(1, 6 * gates, 6), "v": normal(6, 4)}
+    given = model(text, big=np.float32(1e9), axes=np.array([0, 2]), **tensors)
+    onnx.save(given, tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", normal(5, 3, 8))
+    words = ["init", "m.onnx", "--data", "x.npy", "-o", "o.onnx", "-q", "--batch-size", "all"]
+    command = [sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if done.returncode != 2:
+        pytest.skip("this onnxruntime runs it")
+    (told,) = [line for line in done.stderr.splitlines() if "warning" not in line]
+    assert told.startswith("lsuv: the run crashed inside a native library, most likely onnxruntime on this model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "x.npy"]
+    assert onnx.load(tmp_path / "m.onnx") == given

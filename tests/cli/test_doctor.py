@@ -9,7 +9,7 @@ import pytest
 from lsuv_cli import doctor as examined
 from lsuv_cli import examination
 from lsuv_cli.examination import TYPES
-from lsuv_cli.scaling import devices, runner, runtime
+from lsuv_cli.scaling import devices, runtime, shares
 from lsuv_cli.scaling.frontier import Frontier
 from shell import lsuv
 
@@ -38,7 +38,7 @@ def test_every_value_between_stages_waits_in_a_file(monkeypatch):
             super().__init__(budget)
             made.append(self)
 
-    monkeypatch.setattr(runner, "Frontier", Kept)
+    monkeypatch.setattr(shares, "Frontier", Kept)
     monkeypatch.setattr(examination, "TYPES", {"float32": "float"})
     examined(device="cpu", threads=1)
     stages = [frontier for frontier in made if frontier.budget == 1 and frontier.spilled]
@@ -90,3 +90,12 @@ def test_the_block_and_the_json(healthy, monkeypatch):
     (section,) = [part for part in re.split(r"^## ", text, flags=re.M) if part.startswith("Doctor")]
     assert re.findall(r"^\| `(\w+)` \|", section, flags=re.M) == list(told)
     assert all(f"`{name}`" in section for name in (*told["cases"][0], *told["memory"], *told["seconds"]))
+
+
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:", "cuda:-1", "cuda:\u0663", "cpu:1", "webgpu:", "auto:0", "gpu"])
+def test_a_device_that_cannot_be_meant_is_a_wrong_request(device):
+    done = lsuv("doctor", "--device", device)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith(f"lsuv: --device '{device}' is not one of")
+    assert done.err.count("\n") == 1

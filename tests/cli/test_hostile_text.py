@@ -208,6 +208,33 @@ def test_a_full_disk_under_standard_output(folder, words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        ("init m.onnx --data c.npy -o o.onnx --json -q", "o.onnx"),
+        ("init m.onnx --data c.npy -o o.onnx --weights w.npz --html r.html --json -q", "o.onnx, w.npz, r.html"),
+        ("inspect m.onnx --data c.npy --dump d --html r.html --json", "r.html, d"),
+        ("inspect m.onnx --html r.html", "r.html"),
+        ("check m.onnx --data c.npy --html r.html", "r.html"),
+        ("compare m.onnx --data c.npy --inits keep --html r.html", "r.html"),
+    ],
+)
+def test_a_report_that_cannot_be_printed_after_files_were_written(folder, words, written):
+    """The files are complete; the line on standard error says both."""
+    onnx.save(net(), "m.onnx")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*LSUV, *words.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("lsuv: ")]
+    assert done.returncode == 2
+    were = "were" if "," in written else "was"
+    reason = "standard output cannot be written: No space left on device"
+    assert told == f"lsuv: {reason}; the report is lost, {written} {were} written"
+    assert all(Path(name).exists() for name in written.split(", "))
+    if "o.onnx" in written:
+        onnx.checker.check_model(onnx.load("o.onnx"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_under_standard_error_does_not_stop_the_work(folder):
     with Path("/dev/full").open("wb") as full:
         command = [*LSUV, "init", "m.onnx", "--data", "c.npy", "-o", "o.onnx", "--pre-init", "keep"]

@@ -1,7 +1,9 @@
 """Several models at once: it goes on after a failure, and ends with the worst exit code and a summary."""
 
 import json
+import os
 import shutil
+import subprocess
 
 import numpy as np
 import onnx
@@ -9,7 +11,7 @@ import pytest
 
 from helpers import model, normal
 from independent import layer_variances
-from shell import lsuv
+from shell import LSUV, lsuv
 
 
 def small(seed):
@@ -154,3 +156,40 @@ def test_random_data_fits_the_inputs(folder):
     done = lsuv("inspect", "open.onnx", "--data", "random")
     assert done.code == 0
     assert "input 'x' leaves axis 'T' open: 16 in random data" in done.err
+
+
+# A loader that ends the first process that runs it, the way native code does when it crashes.
+CRASHING = """
+import os, signal
+import numpy as np
+
+def load_data():
+    try:
+        os.close(os.open("crashed", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        yield {"x": np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)}
+    else:
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no process of its own here")
+def test_a_model_that_crashes_onnxruntime_ends_alone(folder):
+    (folder / "loader.py").write_text(CRASHING)
+    words = ["init", "a.onnx", "b.onnx", "c.onnx", "--data", "loader.py", "--output-dir", "out", "--json"]
+    done = subprocess.run([*LSUV, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    complaint, *_, last = done.stderr.splitlines()
+    assert complaint.startswith("lsuv: a.onnx: the run crashed inside a native library")
+    assert last == "2 of 3 models done, 0 of them with layers outside the tolerance, 1 failed"
+    assert [report["exit_code"] for report in json.loads(done.stdout)] == [2, 0, 0]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["b.onnx", "c.onnx"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no process of its own here")
+def test_in_a_process_of_its_own_a_model_gets_the_same_bits(folder):
+    words = ["--data", "d.npy", "--threads", "1", "--output-dir"]
+    assert lsuv("init", "a.onnx", "b.onnx", *words, "here").code == 0
+    subprocess.run([*LSUV, "init", "a.onnx", "b.onnx", *words, "apart"], check=True, capture_output=True)
+    for name in ("a.onnx", "b.onnx"):
+        assert (folder / "apart" / name).read_bytes() == (folder / "here" / name).read_bytes()

@@ -89,6 +89,29 @@ def test_wishes_that_do_not_fit(given: Any, reason: str) -> None:
         inspect(proto, normal(3, 2), input_shapes="x:[1,2]")
 
 
+def test_lengths_of_one_batch_axis_agree() -> None:
+    with pytest.raises(LsuvError, match="axis 'N' has the lengths 2 and 3; give it one"):
+        drawn(IDS, MASK, shapes=["ids:[2,5]", "attention_mask:[3,5]"])
+
+
+def test_a_range_beyond_the_embedding_is_refused_by_its_option() -> None:
+    with pytest.raises(LsuvError, match=r"is 0 to 500, but the embedding .* has 11 rows"):
+        drawn(IDS, ranges=["ids:[0,500]"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_single_integer_is_1(seed: int) -> None:
+    """A rate of 0 would silence everything behind it."""
+    data = drawn(IMAGE, InputSpec("sr", "int64", ()), limit=2, seed=seed)
+    assert {int(batch["sr"]) for batch in data.batches} == {1}
+
+
+def test_an_option_that_was_given_once_is_shown_as_it_was_typed(tmp_path: Any) -> None:
+    for option, value in (("--val-range", "x:[5,1]"), ("--input-shapes", "x:7"), ("--target-variance", "x=")):
+        done = lsuv("init", "none.onnx", "--data", "random", option, value, "-o", tmp_path / "o.onnx")
+        assert done.err.startswith(f"lsuv: {option} '{value}' is not a")
+
+
 def test_a_shape_that_no_memory_holds_is_refused_at_once() -> None:
     huge = InputSpec("x", "float32", ("N", 2**20, 2**20))
     with pytest.raises(LsuvError, match="more than half of the memory"):

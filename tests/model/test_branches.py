@@ -159,3 +159,39 @@ def test_a_weight_computed_in_a_branch_of_a_file_of_ir_version_3():
     result = initialize(before, feeds, batch_size="all")
     assert near_one(variances(result.model, feeds, ["y"], reference=False))
     assert result.report.exit_code == 0
+
+
+BY_BATCH = {
+    "the data decides": "m = ReduceMean<keepdims=0>(x) yes = Greater(m, zero)",
+    "the size of the batch decides": "s = Shape(x) n = Gather(s, first) f = Cast<to=1>(n) yes = Greater(f, forty)",
+    "a layer decides": "m = ReduceMean<keepdims=0>(a) yes = Greater(m, zero)",
+}
+
+
+@pytest.mark.parametrize("condition", BY_BATCH.values(), ids=BY_BATCH.keys())
+def test_a_condition_that_differs_between_batches_is_a_warning(condition):
+    before = model(
+        f"""g (float[N,8] x) => (float[N,8] y) {{
+            a = MatMul(x, u) {condition}
+            b = If (yes) <then_branch = t () => (float[N,8] p) {{ p = Mul(a, a) }},
+                          else_branch = e () => (float[N,8] q) {{ q = Tanh(a) }}>
+            y = MatMul(b, w) }}""",
+        **square("u", "w"), zero=np.float32(0), forty=np.float32(40), first=np.int64(0),
+    )  # fmt: skip
+    batches = [{"x": X[:48] + 1}, {"x": X[:16] - 1}]
+    result = initialize(before, batches)
+    wanted = "1 If node chooses its branch for each batch as a whole: the variances depend on how the data is batched"
+    assert wanted in result.report.warnings
+    assert wanted in inspect(before, batches).warnings
+    assert wanted not in inspect(before).warnings  # no data, no variances
+    parts = [values(result.model, batch, ["y"])["y"].ravel() for batch in batches]
+    assert np.var(np.concatenate(parts)) == pytest.approx(1, abs=0.01)
+
+
+def test_a_condition_that_is_the_same_for_all_batches_is_no_warning():
+    before = model(
+        CHOOSES, wanted=np.array(16000), w16=normal(8, 4), b16=normal(4), w8=normal(8, 4, seed=5), b8=normal(4)
+    )
+    before.graph.input[1].type.tensor_type.shape.SetInParent()
+    result = initialize(before, {"x": X, "rate": np.array(8000)}, batch_size="all")
+    assert not [warning for warning in result.report.warnings if "batched" in warning]

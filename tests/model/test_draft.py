@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import lsuv_cli
+from helpers import model, normal
 from independent import layer_variances, stored
 from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
@@ -217,3 +218,15 @@ def test_a_weight_in_a_constant_node_and_as_value_floats(tmp_path):
     written = onnx.load(tmp_path / "o.onnx")
     held = numpy_helper.to_array(written.graph.node[0].attribute[0].t)
     assert abs(np.var(X.astype(np.float64) @ held) - 1) < 1e-3
+
+
+def test_external_data_without_an_offset_begins_at_the_start_of_its_file(tmp_path):
+    weight = normal(8, 4)
+    (tmp_path / "w.bin").write_bytes(weight.tobytes() + b"more")
+    proto = model("g (float[N,8] x) => (y) { y = MatMul(x, w) }")
+    held = proto.graph.initializer.add(name="w", data_type=onnx.TensorProto.FLOAT, dims=[8, 4])
+    held.data_location = onnx.TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="w.bin")
+    onnx.save(proto, tmp_path / "m.onnx")
+    file = load(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(file.array(file.proto.graph.initializer[0]), weight)

@@ -42,6 +42,29 @@ def test_fused_conv_is_measured_behind_its_activation(activation):
         assert np.isfinite(tensor(result.model, "w")).all()
 
 
+def test_a_layer_that_its_activation_saturates_is_left_unscaled():
+    """The sigmoid of a mean of 30 hardly varies; scaled up, it does not vary at all. That is no rounding error."""
+    weight = 0.02 * np.abs(normal(3, 8, 1))
+    before = model(
+        """g (float[N,8,10] x) => (y, z) {
+            y = com.microsoft.FusedConv<activation="Sigmoid">(x, w) z = Conv(x, v) }""",
+        microsoft=True,
+        w=weight,
+        v=normal(3, 8, 1, seed=1),
+    )
+    x = 30 + 0.1 * normal(12, 8, 10, seed=2)
+    result = initialize(before, x, pre_init="keep")
+    found = variances(result.model, {"x": x}, ["y", "z"], reference=False)
+    told = entry(result, "y")
+    assert 0 < found["y"] < 0.25
+    assert told.variance == pytest.approx(found["y"], rel=1e-3)
+    assert told.status == "outside"
+    assert "not scaled: with its scale, the Sigmoid inside makes its output constant" in told.notes
+    assert not any("rounding" in note for note in told.notes)
+    np.testing.assert_allclose(tensor(result.model, "w"), weight, rtol=1e-6)
+    assert near_one({"z": found["z"]})
+
+
 def test_fused_conv_that_adds_another_value_is_left_alone():
     before = model(
         """g (float[N,3,8,8] x) => (float[N,3,8,8] y) {

@@ -153,7 +153,7 @@ def test_gemm_with_a_computed_c():
     assert "bias kept" in entry(result, "y").notes
 
 
-def test_gemm_with_a_c_that_still_owes_its_scale():
+def test_gemm_with_a_c_whose_scale_is_pending():
     before = model(
         "g (float[N,8] x) => (float[N,4] z) { h = MatMul(x, v) r = Relu(h) y = Gemm(r, w, h) z = MatMul(y, u) }",
         w=normal(4, 4),

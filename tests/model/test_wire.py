@@ -127,3 +127,12 @@ def test_a_result_over_two_gibibytes_is_refused_before_it_is_written(model, monk
     monkeypatch.setattr(wire, "LARGEST_MESSAGE", 50_000)
     with pytest.raises(LsuvError, match="2 GiB"):
         load(model).chunks()
+
+
+@pytest.mark.parametrize("extra", [b"\xfd\x3e\x01\x02\x03\x04", b"\xf9\x3e" + bytes(range(1, 9)), b"\xf8\x3e\xac\x02"])
+def test_unknown_fields_of_every_wire_type_are_skipped(model, extra):
+    """Field 1007 as a number of 32 bits, of 64 bits, and as a varint; tensors are parked all the same."""
+    for data in (model.SerializeToString() + extra, extra + model.SerializeToString()):
+        file = load(data)
+        assert len(file.parked) == 3
+        assert b"".join(file.chunks()) == onnx.ModelProto.FromString(data).SerializeToString()

@@ -81,3 +81,18 @@ def test_an_input_that_half_precision_rounds_to_zero_leaves_the_weight_alone():
     result = initialize(proto, X)
     assert entry(result, "y").status == "dead"
     assert np.abs(tensor(result.model, "w")).max() <= 1
+
+
+def test_noise_beside_a_layer_whose_number_of_rows_a_small_change_decides():
+    """Rows above a threshold that lies between x and x·(1 + 2⁻¹³): the changed run has more of them."""
+    proto = model(
+        f"""g (float[N,8] x) => (y, z) {{ {NOISE} h = MatMul(s, w) y = Relu(h)
+        f = ReduceMax <axes: ints = [1], keepdims: int = 0> (x) c = Greater(f, k) r = Compress <axis: int = 0> (x, c)
+        z = MatMul(r, v) }}""",
+        w=normal(8, 8), v=normal(8, 8), three=np.float32(3), k=np.float32(2), opset=13,
+    )  # fmt: skip
+    x = X.copy()
+    x[0, 0], x[1:32, 0] = 2 - 2e-5, 3  # the first row is above 2 with 2⁻¹³ more
+    result = initialize(proto, x)
+    assert statuses(result) == {"h": "dead", "z": "ok"}
+    assert near_one(variances(result.model, {"x": x}, ["z"], reference=False))

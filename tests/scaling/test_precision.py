@@ -144,6 +144,21 @@ def test_a_scaled_weight_that_does_not_fit_through_a_cast_is_not_written_either(
     assert unchanged_but(before, result.model)
 
 
+@pytest.mark.parametrize("pre_init", ["orthonormal", "keep"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_a_scaled_weight_that_would_be_zero_is_not_written_either(kind, pre_init):
+    factor = 1e11 if kind == "float16" else 1e43
+    before = model("g (double[N,16] x) => (double[N,8] y) { c = Cast<to=11>(w) y = MatMul(x, c) }",
+                   w=normal(16, 8).astype(NAMES[kind]))  # fmt: skip
+    x = factor * X.astype(np.float64)
+    result = initialize(before, x, pre_init=pre_init)
+    written = tensor(result.model, "w").astype(np.float64)
+    assert entry(result, "y").status == "overflow"
+    assert result.report.exit_code == 1
+    assert np.abs(written).max() > 0.1
+    assert entry(result, "y").variance == pytest.approx((x @ written).var(), rel=1e-2)
+
+
 def test_a_scale_that_is_too_large_for_float32_is_not_written_either():
     before = model("g (float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }", w=normal(16, 8))
     result = initialize(before, (X * 1e-39).astype(np.float32))

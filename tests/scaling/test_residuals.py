@@ -1,6 +1,7 @@
 """Residual streams: which sums there are, and `residual="bounded"`, checked by unoptimized onnxruntime in float64."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from onnx import ModelProto
 
 from helpers import entry, model, normal, values
 from lsuv_cli import LsuvError, compare, initialize, inspect
+from lsuv_cli.scaling.moments import Moments
+from lsuv_cli.scaling.residuals import Streams, Sum
 from shell import lsuv
 
 X = normal(96, 16)
@@ -158,6 +161,39 @@ def test_sums_that_are_no_residual_ones():
     assert [t.raw_data for t in plain.model.graph.initializer] == [t.raw_data for t in bounded.model.graph.initializer]
 
 
+def test_a_shape_that_is_computed_from_a_value_is_no_way_to_it():
+    """As exporters write attention: the layer's output goes through a Reshape whose shape is taken from that output."""
+    text = """g (float[N,16] x) => (float[N,16] y) { [stem] s = MatMul(x, S)
+        [a] b = MatMul(s, A) c = Shape(b) d = Reshape(b, c) [sum1] t = Add(s, d)
+        u = Shape(x) v = Reshape(t, u) [k] l = MatMul(v, K) [sum2] y = Add(v, l) }"""
+    proto = model(text, **{name: normal(16, 16, seed=k) for k, name in enumerate("SAK")})
+    done = initialize(proto, X, residual="bounded")
+    assert [(s.name, s.stream, s.branch, s.layer) for s in done.report.sums] == [
+        ("sum1", 1, 1, "a"),
+        ("sum2", 1, 2, "k"),
+    ]
+    truth = values(done.model, {"x": X}, ["s", "t", "y"])
+    assert np.allclose([value.var() for value in truth.values()], [1, 1.5, 2], rtol=0.2)
+
+
+def test_scores_and_a_mask_are_no_stream():
+    text = """g (float[N,16] x, float[N,16] mask) => (float[N,16] y) { [q] a = MatMul(x, Q) b = Add(a, mask)
+        c = Softmax(b) [k] y = MatMul(c, K) }"""
+    proto = model(text, Q=normal(16, 16), K=normal(16, 16, seed=1))
+    assert not inspect(proto, {"x": X, "mask": np.ones_like(X)}).sums
+
+
+def test_a_sum_behind_the_last_layer_may_read_an_input_of_its_own():
+    """The input is read by no layer; it belongs to no stage."""
+    text = """g (float[N,16] x, float[N,16] late) => (float[N,16] y) { [a] b = MatMul(x, A) c = Tanh(late)
+        [sum] y = Add(b, c) }"""
+    proto = model(text, A=normal(16, 16))
+    feeds = {"x": X, "late": X[::-1].copy()}
+    report = inspect(proto, feeds)
+    truth = values(proto, feeds, ["y"])["y"].var()
+    assert np.isclose(report.sums[0].variance, truth, rtol=1e-4)
+
+
 def test_a_branch_that_ends_in_two_layers_is_left_and_shown():
     text = """g (float[N,16] x) => (float[N,16] y) { [stem] s = MatMul(x, S) [a] b = MatMul(s, A) [g1] h = MatMul(s, G)
         i = Sigmoid(h) j = Mul(b, i) [sum1] t = Add(s, j) [k] l = MatMul(t, K) [sum2] y = Add(t, l) }"""
@@ -235,3 +271,42 @@ def test_bounds_need_scaling():
     with pytest.raises(LsuvError) as caught:
         initialize(blocks(2), X, residual="bounded", rescale=False)
     assert str(caught.value) == "`residual='bounded'` needs measured outputs; `rescale=False` stops before them"
+
+
+# The target of a branch, by hand: N = 4 sums from 1 to 2, so that each may add 1/4
+
+
+@pytest.mark.parametrize(
+    ("k", "stream", "expected"),
+    [
+        (1, 1.0, 0.25),  # the stream began with 1, and is to be 1.25
+        (2, 1.2, 0.3),
+        (2, 1.45, 0.0625),  # not less than a quarter of a step, or the branch would be silent
+        (2, 1.6, 0.0625),
+        (4, 0.1, 1.0),  # not more than a layer without a stream gets
+    ],
+)
+def test_the_target_of_a_branch_beside_a_stream(k, stream, expected):
+    streams = Streams({}, ())
+    streams.begins[1] = (1.0, 1)
+    place = Sum("s", "s", "x", "z", "y", 1, k, 4)
+    assert streams._bounded(place, 1.0, Moments(0, 3.0), Moments(0, stream), joint=False) == pytest.approx(expected)
+
+
+def test_the_target_of_a_branch_that_is_measured_with_its_stream():
+    place = Sum("s", "s", "x", "z", "y", 1, 1, 4)
+    y = Moments(0, 3.0)
+    # z has variance 2, x has 1, and they do not vary together: s²·2 = 0.25, of which y has 3/2.
+    together = Moments(0, 2.0, bias_variance=1.0, covariance=0.0)
+    assert Streams({}, ())._bounded(place, 1.0, y, together, joint=True) == pytest.approx(0.25 / 2 * 3)
+    # With Cov(x, z) = 0.5: 2s² + s + 1 = 1.25.
+    s = (-1 + math.sqrt(1 + 2)) / 4
+    aligned = Moments(0, 2.0, bias_variance=1.0, covariance=0.5)
+    assert Streams({}, ())._bounded(place, 1.0, y, aligned, joint=True) == pytest.approx(max(2 * s * s, 0.0625) / 2 * 3)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 0.0), together, joint=True) == 1.0
+    assert Streams({}, ())._bounded(place, 1.0, y, Moments(0, 2.0, bias_variance=math.inf), joint=True) == 1.0
+
+
+def test_a_weight_that_ends_several_branches_shares_their_steps():
+    place = Sum("s", "s", "x", "z", "y", 1, 1, 4, uses=2)
+    assert Streams({}, ())._bounded(place, 1.0, Moments(0, 3.0), Moments(0, 1.0), joint=False) == pytest.approx(0.125)

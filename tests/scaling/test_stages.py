@@ -12,7 +12,7 @@ from lsuv_cli import initialize
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model.file import load
-from lsuv_cli.scaling.stages import segments
+from lsuv_cli.scaling.stages import in_pieces
 
 X = normal(64, 8, seed=1)
 
@@ -137,7 +137,7 @@ WAITING = [
 
 
 @pytest.mark.parametrize("call", CARRYING + WAITING)
-def test_a_scale_that_is_owed_goes_through_what_carries_it_and_waits_for_the_rest(call):
+def test_a_pending_scale_goes_through_what_commutes_with_it_and_waits_for_the_rest(call):
     channels = 1 if "DepthToSpace" in call else 4
     text = f"""g (float[N,3,6,6] x) => (float[N,C,H,W] y) {{ h = Conv(x, wh) a = {call} y = Conv(a, wy) }}"""
     tensors = {
@@ -184,7 +184,7 @@ def test_a_frontier_that_has_to_wait_in_a_file_changes_nothing():
     assert inside.SerializeToString() == outside.SerializeToString()
 
 
-def test_a_value_that_owes_its_scale_to_a_reader_far_behind():
+def test_a_value_with_a_pending_scale_and_a_reader_far_behind():
     text = """g (float[N,8] x) => (float[N,8] y) {
         a = MatMul(x, wa) r = Relu(a) t = Tanh(r) b = MatMul(t, wb) u = Tanh(b) c = MatMul(u, wc)
         s = Add(c, r) y = MatMul(s, wy) }"""
@@ -192,14 +192,14 @@ def test_a_value_that_owes_its_scale_to_a_reader_far_behind():
     assert agrees(text, order, **squares(["wa", "wb", "wc", "wy"])) == 4
 
 
-def test_the_shape_of_a_value_that_owes_its_scale():
+def test_the_shape_of_a_value_with_a_pending_scale():
     text = """g (float[N,8] x) => (float[N,8] y) {
         a = MatMul(x, wa) s = Shape(a) r = Reshape(a, s) b = MatMul(r, wb) t = Tanh(b) q = Reshape(t, s)
         y = MatMul(q, wy) }"""
     agrees(text, [("wa", "a"), ("wb", "b"), ("wy", "y")], **squares(["wa", "wb", "wy"]))
 
 
-def test_a_split_of_a_value_that_owes_its_scale():
+def test_a_split_of_a_value_with_a_pending_scale():
     text = """g (float[N,8] x) => (float[N,8] y) {
         a = MatMul(x, wa) n = Constant<value_ints=[4,4]>() l, r = Split<axis=1>(a, n) m = Max(l, r)
         y = MatMul(m, wy) }"""
@@ -240,6 +240,6 @@ def test_a_large_model_is_verified_in_pieces_that_keep_to_the_limit(limit, piece
     text, _, weights = chain("Relu", 5)
     file = load(model(text, **weights))
     graph = graphs.build(file.proto, file)
-    plan = segments(graph, layers.find(graph).layers, limit)
+    plan = in_pieces(graph, layers.find(graph).layers, limit)
     assert [len(stage.layers) for stage in plan.stages] == pieces
     assert [layer.weight.base for stage in plan.stages for layer in stage.layers] == list(weights)

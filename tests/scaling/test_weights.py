@@ -280,3 +280,11 @@ def test_what_a_seed_gives_is_settled(size: int) -> None:
     pieces = [piece.standard_normal(min(2**20, count - 2**20 * k), np.float32) for k, piece in enumerate(drawn)]
     found = pre_initialize(PreInit.GAUSSIAN, (1, size, 1000), stream(5, "w"))
     assert np.array_equal(found.ravel(), np.concatenate(pieces))
+
+
+@pytest.mark.parametrize("shape", [(1, 200, 420), (1, 300, 420), (1, 420, 300), (2, 130, 150), (1, 100, 64), (3, 7, 9)])
+def test_matrices_of_several_blocks_are_orthonormal(shape: tuple[int, int, int]) -> None:
+    """The factorization goes by blocks of 64 rows, in single precision."""
+    for matrix in orthonormal(shape, np.random.default_rng(0)).astype(np.float64):
+        rows = matrix if shape[1] <= shape[2] else matrix.T
+        np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=2e-5)

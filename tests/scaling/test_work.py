@@ -15,7 +15,7 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import runner
+from lsuv_cli.scaling import runner, shares
 from lsuv_cli.scaling.frontier import Frontier
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
@@ -188,7 +188,7 @@ def frontiers(monkeypatch):
             self.left = self.bytes
             super().close()
 
-    monkeypatch.setattr(runner, "Frontier", Kept)
+    monkeypatch.setattr(shares, "Frontier", Kept)
     return made
 
 

@@ -1,0 +1,194 @@
+"""Ray: a local one that is started for a request and ends with it, or an existing cluster that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.interruption import POLITE
+from lsuv_cli.scaling import devices
+from lsuv_cli.scratch import Scratch
+from lsuv_cli.settings import Settings
+from lsuv_cli.workers import keeper
+
+ATTEMPTS = 2  # to start Ray
+LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
+# A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
+LOCAL_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one worker: what it asks Ray for, and the threads it has."""
+
+    threads: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Ray, and the room for workers in it."""
+
+    ray: Any  # the module
+    slots: Sequence[Slot]
+    watch: Any  # called when processes were started
+    beside: bool = True  # a worker can be called while it runs a stage; Ray's client cannot do that
+
+    @property
+    def threads(self) -> int:
+        """The threads of the first worker, which the driver has too, so that it computes the same bits."""
+        return self.slots[0].threads
+
+
+@contextlib.contextmanager
+def opened(settings: Settings) -> Iterator[Cluster]:
+    """The Ray that `workers` asks for, as long as the context lasts."""
+    ray = _module(settings)
+    request = settings.workers
+    if ray.is_initialized():  # by the caller, who also ends it
+        yield Cluster(ray, _slots(ray, settings), lambda: None)
+        return
+    if isinstance(request, int):
+        with _local(ray, settings) as cluster:
+            yield cluster
+        return
+    try:
+        _init(ray, address=request)
+    except Exception as problem:  # Ray raises ConnectionError, RuntimeError, ValueError and its own
+        reason = " ".join(str(problem).split())[:200]
+        raise LsuvError(
+            f"`workers={request!r}`: no Ray cluster could be joined ({reason}); start one, or give a number of "
+            "workers on this machine"
+        ) from None
+    try:
+        yield Cluster(ray, _slots(ray, settings), lambda: None, beside=request == "auto")
+    finally:
+        ray.shutdown()
+
+
+def _module(settings: Settings) -> Any:
+    """Ray, or one line with the way to it."""
+    if isinstance(settings.workers, int):
+        for name, value in LOCAL_ENVIRONMENT.items():  # read when Ray is imported
+            os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise LsuvError("`workers` needs Ray: pip install 'lsuv-cli[ray]'") from None
+    return ray
+
+
+def _init(ray: Any, **how: Any) -> None:
+    """Start or join Ray; its handler of SIGTERM, which would end the process with another exit code, is taken back."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in POLITE} if is_main else {}
+    ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
+    for number, handler in handlers.items():
+        if handler is not None:  # not set from Python, so it cannot be put back
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
+    """A Ray of this machine alone, whose processes and files end with this process."""
+    assert isinstance(settings.workers, int)
+    count, gpus = settings.workers, _gpus(settings)
+    threads = settings.threads or max(1, devices.available_threads() // count)
+    with Scratch(_short_place()) as scratch, _kept(scratch.path) as watch:
+        how = {"num_cpus": count, "num_gpus": count if gpus else 0, "include_dashboard": False}
+        for attempt in range(ATTEMPTS):  # a busy machine may need longer for a cold start than Ray waits
+            try:
+                _init(ray, address="local", _temp_dir=str(scratch.path), **how)
+                break
+            except Exception as problem:
+                watch()
+                ray.shutdown()
+                if attempt == ATTEMPTS - 1:
+                    reason = " ".join(str(problem).split())[:200]
+                    raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
+        watch()
+        options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
+        try:
+            yield Cluster(ray, [Slot(threads, options)] * count, watch)
+        finally:
+            ray.shutdown()
+
+
+def _gpus(settings: Settings) -> bool:
+    """Whether each worker is to have a CUDA device of its own."""
+    assert isinstance(settings.workers, int)
+    if settings.device.lower() not in {"auto", "cuda"} or devices.unfit("cuda", 0):
+        return False
+    if reason := devices.unfit("cuda", settings.workers - 1):
+        raise LsuvError(f"`workers={settings.workers}` wants a CUDA device for each: {reason}")
+    return True
+
+
+def _slots(ray: Any, settings: Settings) -> list[Slot]:
+    """The room in a cluster: a worker for each GPU; else for each `threads` cores of a node, all of them by default."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    slots: list[Slot] = []
+    wants_gpus = settings.device.lower() in {"auto", "cuda"}
+    for node in ray.nodes():
+        has = node.get("Resources", {}) if node.get("Alive") else {}
+        cores, gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0)) if wants_gpus else 0
+        threads = settings.threads or max(1, cores // (gpus or 1))
+        here = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)}
+        asked = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": min(threads, cores)}
+        slots += [Slot(threads, asked | here)] * (gpus or cores // max(threads, 1) or min(cores, 1))
+    if isinstance(settings.workers, int):  # in a Ray that the caller started
+        slots = [Slot(settings.threads or 1, {"num_cpus": 1})] * settings.workers
+    if not slots:
+        raise LsuvError(f"`workers={settings.workers!r}`: no node of the Ray cluster has a core or GPU for a worker")
+    return slots
+
+
+def _short_place() -> Path:
+    """A temporary directory short enough for the paths of sockets."""
+    place = Path(tempfile.gettempdir())
+    short = Path("/tmp")
+    return short if len(str(place)) > LONGEST_PLACE and short.is_dir() else place
+
+
+@contextlib.contextmanager
+def _kept(directory: Path) -> Iterator[Any]:
+    """A keeper of the processes that Ray starts. Yields a function that has it look for new ones."""
+    words = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(os.getpid()), str(directory)]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    given, answered = process.stdin, process.stdout
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.write(given.fileno(), b".")
+            os.read(answered.fileno(), 1)
+
+    try:
+        yield watch
+    finally:
+        given.close()
+        end = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        answered.close()

@@ -1,0 +1,186 @@
+# mypy: disable-error-code="union-attr,arg-type"
+"""The flat list of nodes: values of Constant nodes, names of bodies, functions that are counted and not written out."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from helpers import model, normal
+from lsuv_cli.errors import ModelError
+from lsuv_cli.model import flatten, views
+from lsuv_cli.model.flatten import constant_value, free_name, inner_graphs, label, outer_reads
+from lsuv_cli.model.layers import find
+from working_copies import graph_of
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"value": numpy_helper.from_array(np.array([1.0, 2.0], np.float32))}, np.array([1, 2], np.float32)),
+        ({"value_float": 1.5}, np.array(1.5, np.float32)),
+        ({"value_floats": [1.5, 2.5]}, np.array([1.5, 2.5], np.float32)),
+        ({"value_int": 3}, np.array(3, np.int64)),
+        ({"value_ints": [3, 4]}, np.array([3, 4], np.int64)),
+    ],
+)
+def test_the_numbers_of_a_constant_node(attributes, expected):
+    found = numpy_helper.to_array(constant_value(helper.make_node("Constant", [], ["k"], **attributes), "k"))
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+
+
+def test_the_texts_of_a_constant_node():
+    one = constant_value(helper.make_node("Constant", [], ["k"], value_string="a"), "k")
+    assert (one.name, list(one.dims), list(one.string_data), one.data_type) == ("k", [], [b"a"], TensorProto.STRING)
+    two = constant_value(helper.make_node("Constant", [], ["k"], value_strings=["a", "b"]), "k")
+    assert (list(two.dims), list(two.string_data), two.data_type) == ([2], [b"a", b"b"], TensorProto.STRING)
+
+
+def test_what_is_no_constant_node():
+    assert constant_value(helper.make_node("Constant", [], ["k"], value_float=1.0, domain="other"), "k") is None
+    assert constant_value(helper.make_node("Constants", [], ["k"], value_float=1.0), "k") is None
+    assert constant_value(helper.make_node("Constant", [], ["k"]), "k") is None
+    assert constant_value(helper.make_node("Constant", [], ["k"], unknown=1.0), "k") is None
+    spelled_out = helper.make_node("Constant", [], ["k"], value_float=1.0, domain="ai.onnx")
+    assert constant_value(spelled_out, "k") is not None
+
+
+def sparse():
+    values = numpy_helper.from_array(np.array([1, 2], np.float32), "s")
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([3, 9]), "i"), [8, 4])
+
+
+def test_a_sparse_constant_is_no_weight():
+    before = model("g (float[N,8] x) => (y) { y = MatMul(x, s) }")
+    before.graph.node.insert(0, helper.make_node("Constant", [], ["s"], sparse_value=sparse()))
+    flat = flatten.flatten(before, {})
+    assert list(flat.sparse) == ["s"]
+    assert list(flat.tensors) == []
+    assert [node.op_type for node in flat.nodes] == ["MatMul"]
+
+
+def test_names_that_are_taken():
+    assert free_name("a", {"b"}) == "a"
+    assert free_name("a", {"a"}) == "a_2"
+    assert free_name("a", {"a", "a_2", "a_3"}) == "a_4"
+    assert free_name("a", lambda name: len(name) < 3) == "a_2"
+
+
+def test_the_name_of_a_node():
+    assert label(helper.make_node("Op", ["x"], ["y"], "n")) == "n"
+    assert label(helper.make_node("Op", ["x"], ["", "z"])) == "z"
+    assert label(helper.make_node("Op", ["x"], [])) == ""
+
+
+def test_what_a_body_reads_from_outside():
+    deep = helper.make_graph([helper.make_node("Add", ["p", "a"], ["q"])], "deep", [], [onnx.ValueInfoProto(name="q")])
+    body = helper.make_graph(
+        [helper.make_node("Mul", ["a", "", "k", "i"], ["p"]), helper.make_node("If", ["c"], ["r"], then_branch=deep)],
+        "body",
+        [onnx.ValueInfoProto(name="i")],
+        [onnx.ValueInfoProto(name="r"), onnx.ValueInfoProto(name="o")],
+        [numpy_helper.from_array(np.float32(1), "k")],
+        sparse_initializer=[sparse()],
+    )
+    body.node.append(helper.make_node("Neg", ["s"], ["t"]))
+    assert list(outer_reads(body)) == ["a", "c", "a", "o"]
+    several = onnx.NodeProto()
+    several.attribute.append(onnx.AttributeProto(name="gs", type=onnx.AttributeProto.GRAPHS, graphs=[deep, body]))
+    assert [g.name for g in inner_graphs(several)] == ["deep", "body"]
+
+
+def nested(depth):
+    """Functions that call one another, `depth` of them, twice each."""
+
+    def call_of(k, op, source, target):
+        local = k < depth
+        return helper.make_node(f"F{k}" if local else op, [source], [target], domain="local" if local else "")
+
+    functions = [
+        helper.make_function(
+            "local", f"F{k}", ["x"], ["y"],
+            [call_of(k + 1, "Relu", "x", "t"), call_of(k + 1, "Neg", "t", "y")],
+            [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)],
+        )
+        for k in range(depth)
+    ]  # fmt: skip
+    call = helper.make_node("F0", ["x"], ["y"], domain="local")
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    return helper.make_model(
+        helper.make_graph([call], "g", info[:1], info[1:]), functions=functions, opset_imports=opsets
+    )
+
+
+def test_a_bomb_of_functions_is_counted_and_not_written_out(monkeypatch):
+    monkeypatch.setattr(flatten, "MOST_NODES", 16)
+    assert len(flatten.flatten(nested(4), {}).nodes) == 16
+    with pytest.raises(ModelError, match="nodes once its functions are written out"):
+        flatten.flatten(nested(5), {})
+
+
+def test_bodies_are_nested_to_a_bound(monkeypatch):
+    monkeypatch.setattr(flatten, "DEEPEST", 4)
+    assert len(flatten.flatten(nested(4), {}).nodes) == 16
+    with pytest.raises(ModelError, match="nested more than 4 deep at 'y/"):
+        flatten.flatten(nested(5), {})
+
+
+# Nodes that look like layers
+
+
+QUANTIZED = [
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "MatMulBnb4", "MatMulFpQ4", "DynamicQuantizeLSTM",
+]  # fmt: skip
+OPAQUE = [
+    "Attention", "QAttention", "MultiHeadAttention", "PackedAttention", "LongformerAttention", "DecoderAttention",
+    "MoE", "QMoE", "DeformConv", "GemmFastGelu", "FusedMatMulActivation", "NhwcFusedConv", "NhwcConv", "GemmFloat8",
+]  # fmt: skip
+
+
+def reasons(op, second="w"):
+    graph = graph_of(
+        f"g (float[N,4] x, float[N,4] z) => (y) {{ y = com.microsoft.{op}(x, {second}) }}",
+        microsoft=True,
+        w=normal(4, 4),
+    )
+    return [(item.op, item.reason) for item in find(graph).skipped]
+
+
+@pytest.mark.parametrize("op", QUANTIZED)
+def test_quantized_operators_have_a_line_with_the_reason(op):
+    assert reasons(op) == [(op, "quantized weights cannot be initialized; start from the float model")]
+
+
+@pytest.mark.parametrize("op", OPAQUE)
+def test_operators_with_a_weight_inside_have_a_line_with_the_reason(op):
+    assert reasons(op) == [(op, f"{op} is no single matrix product")]
+    assert reasons(op, "z") == []
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+@pytest.mark.parametrize(("version", "inlined"), [(18, True), (17, True), (12, False)])
+def test_a_function_is_inlined_where_its_operators_have_the_model_s_versions(domain, version, inlined):
+    """Relu is the same in opsets 14 to 18, and another in 12."""
+    body = [helper.make_node("Relu", ["x"], ["y"], domain=domain)]
+    function = helper.make_function("local", "F", ["x"], ["y"], body, [helper.make_opsetid(domain, version)])
+    call = helper.make_node("F", ["x"], ["y"], domain="local")
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
+    graph = helper.make_graph([call], "g", info[:1], info[1:])
+    flat = flatten.flatten(helper.make_model(graph, functions=[function], opset_imports=opsets), {})
+    assert [node.op_type for node in flat.nodes] == (["Relu"] if inlined else ["F"])
+    assert len(flat.functions) == (not inlined)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape"), [(0, (1, 24)), (1, (2, 12)), (2, (6, 4)), (3, (24, 1)), (-1, (6, 4)), (-3, (1, 24))]
+)
+def test_a_flattened_shape(axis, shape):
+    view = views.flattened((2, 3, 4), axis)
+    array = normal(2, 3, 4)
+    assert view.after == shape
+    np.testing.assert_array_equal(view.forward(array), array.reshape(shape))
+    np.testing.assert_array_equal(view.backward(array.reshape(shape)), array)

@@ -1,0 +1,218 @@
+"""Two machines for real, as far as one can be two: two Ray nodes in two network namespaces, the model on one of them.
+
+    sudo python tests/workers/two_nodes.py
+
+Each machine has its own network namespace, host name and /tmp; a virtual cable joins them, and nothing else. The
+directory with the model and the data is hidden on the second one. The script runs one process, then both machines by
+`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all
+files. It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "workers")]
+
+LSUV = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
+RAY = [str(Path(sys.executable).parent / "ray")]
+ADDRESSES = {"one": "10.77.0.1", "two": "10.77.0.2"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(TESTS.parent),
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_AUTH_MODE": "disabled",  # nobody else is in this network
+}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def call(*words: object) -> None:
+    subprocess.run(list(map(str, words)), check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace, with a mount namespace and a host name of its own, held by a process."""
+
+    name: str
+    holder: subprocess.Popen[bytes]
+
+    def inside(self, *words: object) -> list[str]:
+        return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "-u", "--", *map(str, words)]
+
+    def start(self, *words: object, **more: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.inside(*words), text=True, env=ENVIRONMENT, **more)
+
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.inside(*words), text=True, env=ENVIRONMENT, capture_output=True, check=False)
+
+    def pids(self) -> list[int]:
+        """The processes in the machine's network, but for its holder."""
+        found = []
+        wanted = Path(f"/proc/{self.holder.pid}/ns/net").readlink()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and (entry / "ns/net").readlink() == wanted:
+                    found.append(int(entry.name))
+        return [pid for pid in found if pid != self.holder.pid]
+
+    def end(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def machines(hidden: Path) -> Iterator[dict[str, Machine]]:
+    """Two machines that are joined; the directory is not to be seen on the second one."""
+    made: dict[str, Machine] = {}
+    hosts = hidden.with_suffix(".hosts")  # Ray finds a node's address by its host name
+    names = "".join(f"{address} machine-{name}\n" for name, address in ADDRESSES.items())
+    hosts.write_text(f"127.0.0.1 localhost\n{names}")
+    with contextlib.ExitStack() as stack:
+        stack.callback(hosts.unlink)
+        for name in ADDRESSES:
+            call("ip", "netns", "add", f"lsuv-{name}")
+            stack.callback(call, "ip", "netns", "del", f"lsuv-{name}")
+        call("ip", "link", "add", "lsuv1", "netns", "lsuv-one", "type", "veth", "peer", "lsuv2", "netns", "lsuv-two")
+        for (name, address), end in zip(ADDRESSES.items(), ("lsuv1", "lsuv2"), strict=True):
+            ip = ["ip", "-n", f"lsuv-{name}"]
+            call(*ip, "addr", "add", f"{address}/24", "dev", end)
+            call(*ip, "link", "set", end, "up")
+            call(*ip, "link", "set", "lo", "up")
+            steps = f"mount -t tmpfs none /tmp; hostname machine-{name}; mount --bind {hosts} /etc/hosts; "
+            steps += f"mount -t tmpfs none {hidden}; " if name == "two" else ""
+            words = [
+                "ip",
+                "netns",
+                "exec",
+                f"lsuv-{name}",
+                "unshare",
+                "-m",
+                "-u",
+                "sh",
+                "-c",
+                f"{steps} exec sleep 9999",
+            ]
+            made[name] = Machine(name, subprocess.Popen(words))
+        time.sleep(1.0)
+        try:
+            yield made
+        finally:
+            for machine in made.values():
+                machine.end()
+                machine.holder.kill()
+                machine.holder.wait()
+
+
+def start_ray(made: dict[str, Machine]) -> None:
+    common = ["--num-gpus=0", "--object-store-memory=200000000", "--disable-usage-stats"]
+    head = ["--head", "--port=6379", "--include-dashboard=false", f"--node-ip-address={ADDRESSES['one']}"]
+    other = [f"--address={ADDRESSES['one']}:6379", f"--node-ip-address={ADDRESSES['two']}"]
+    for machine, own in ((made["one"], [*head, "--num-cpus=2"]), (made["two"], [*other, "--num-cpus=1"])):
+        done = machine.run(*RAY, "start", *own, *common)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Differs(Exception):
+    """A run did not do what it should."""
+
+
+def compared(machine: Machine, place: Path, reference: bytes, *words: object) -> dict[str, Any]:
+    """Run the command, compare its output with that of one process; its report."""
+    output = place / "several.onnx"
+    output.unlink(missing_ok=True)
+    begun = time.monotonic()
+    done = machine.run(*LSUV, *words, "-o", output, "--json")
+    if done.returncode or output.read_bytes() != reference:
+        raise Differs(f"exit code {done.returncode}: {done.stderr}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    say(f"  the same bits, after {time.monotonic() - begun:.1f} s, of them {report['seconds']['total']:.1f} s at work")
+    tell(report)
+    return report
+
+
+def tell(report: dict[str, Any]) -> None:
+    for w in report["workers"]:
+        say(f"  {w['host']} ({w['address']}), {w['device']}: {w['batches']} batches {w['data']}")
+    for warning in report["warnings"]:
+        say(f"  warning: {warning}")
+
+
+def main() -> int:
+    import numpy as np
+    import onnx
+
+    from helpers import normal
+    from stories import tanhs
+
+    place = Path(tempfile.mkdtemp(prefix="lsuv-two-nodes-", dir="/var/tmp"))
+    try:
+        onnx.save(tanhs(6, 256), place / "m.onnx")
+        np.save(place / "c.npy", normal(8192, 256))
+        words = ["init", place / "m.onnx", "--data", place / "c.npy", "--device", "cpu", "--threads", 1]
+        words += ["--batch-size", 32, "-f"]
+        with machines(place) as made:
+            one, two = made["one"], made["two"]
+            say(f"on machine-two, ls {place}: {two.run('ls', place).stdout!r}")
+            done = one.run(*LSUV, *words, "-o", place / "one.onnx", "--json")
+            reference = (place / "one.onnx").read_bytes()
+            say(f"one process on machine-one: {json.loads(done.stdout)['seconds']['total']:.1f} s")
+            start_ray(made)
+            say("--workers auto, from machine-one")
+            compared(one, place, reference, *words, "--workers", "auto")
+            say("--workers ray://10.77.0.1:10001, from machine-one")
+            compared(one, place, reference, *words, "--workers", "ray://10.77.0.1:10001")
+            say("--workers auto, and machine-two is lost (all its processes are killed) in the middle of a stage")
+            lose_in_a_stage(one, two, place, reference, words)
+    except (Differs, AssertionError) as problem:
+        say(f"FAILED: {problem}")
+        return 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    say("all the same")
+    return 0
+
+
+def lose_in_a_stage(one: Machine, two: Machine, place: Path, reference: bytes, words: list[object]) -> None:
+    output = place / "lost.onnx"
+    command = [*LSUV, *words, "-o", output, "--json", "--workers", "auto"]
+    process = one.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        titles = [Path(f"/proc/{pid}/cmdline") for pid in two.pids()]
+        if any(path.exists() and b"Worker.run" in path.read_bytes() for path in titles):
+            break
+        time.sleep(0.02)
+    begun = time.monotonic()
+    two.end()
+    out, err = process.communicate(timeout=300)
+    if process.returncode or output.read_bytes() != reference:
+        raise Differs(f"exit code {process.returncode}: {err}")
+    report = json.loads(out)
+    say(f"  the same bits, {time.monotonic() - begun:.1f} s after the loss")
+    tell(report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
