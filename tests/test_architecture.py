@@ -31,6 +31,7 @@ BESIDE |= dict.fromkeys(
         "settings",
         "setting_values",
         "text",
+        "labels",
         "target_variances",
         "version",
         "memory",

@@ -100,6 +100,10 @@ def _init(ray: Any, **how: Any) -> None:
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in POLITE} if is_main else {}
     ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
+    # Ray tells of lost nodes and workers on standard output, which is for results; the crew warns of them itself.
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
     for number, handler in handlers.items():
         if handler is not None:  # not set from Python, so it cannot be put back
             signal.signal(number, handler)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from lsuv_cli.workers.worker import Failure, Lost, Place, Sight, Worker, free_on
 
 MOST_LOSSES = 3  # of workers, at one stage or weight
 START_SECONDS = 60.0  # that a worker may take to start; beyond them there is no room for it
+REPLACE_SECONDS = 30.0  # the same for one that takes a lost one's place
 SENT_AT_ONCE = 4  # batches on their way to a worker
 MEMORY_RATIO = 0.5  # of a node's memory, for values that wait between stages
 
@@ -138,13 +140,11 @@ class Crew:
             self.ray.kill(hand.actor)
         del self.hands[hand.number]
         shares = [share for share, number in self.owner.items() if number == hand.number]
-        actor = self._new(hand.slot)
-        place = self._place(actor.place.remote(), START_SECONDS)
-        if place is not None:
-            self.hands[hand.number] = Hand(hand.number, hand.slot, actor, place)
+        another = self._another(hand)
+        if another is not None:
+            self.hands[hand.number] = another
             takes = "was replaced"
         elif self.hands:
-            self.ray.kill(actor)
             load = Counter(self.owner.values())
             for share in shares:
                 self.owner[share] = min(self.hands, key=lambda number: load[number])
@@ -158,6 +158,27 @@ class Crew:
             self._give(share)
             for work in self.passes.values():
                 work.replay(share)
+
+    def _another(self, lost: Hand) -> Hand | None:
+        """A worker in the place of a lost one, on whatever node has room; None if none has."""
+        slot = replace(lost.slot, options={k: v for k, v in lost.slot.options.items() if k != "scheduling_strategy"})
+        end = time.monotonic() + REPLACE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            actor = self._new(slot)
+            try:
+                place = self.ray.get(actor.place.remote(), timeout=left)
+            except self.ray.exceptions.GetTimeoutError:
+                self.ray.kill(actor)
+                return None
+            except self.ray.exceptions.RayActorError:
+                # Ray may not know yet that a node is gone, and start the worker there.
+                time.sleep(1.0)
+                continue
+            if isinstance(place, Place):
+                return Hand(lost.number, slot, actor, place)
+            self.ray.kill(actor)  # there is no device for it
+            return None
+        return None
 
     def hand_of(self, share: int) -> Hand:
         return self.hands[self.owner[share]]

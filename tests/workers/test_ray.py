@@ -182,8 +182,9 @@ def test_a_worker_killed_in_the_middle_of_a_stage_changes_nothing(tmp_path):
     victims = run.at_work(process)
     started = below(process.pid)
     os.kill(victims[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
+    assert out == ""
     assert "was lost and was replaced" in err
     assert run.output.read_bytes() == run.one()
     assert_nothing_is_left(run, started)
