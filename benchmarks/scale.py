@@ -14,6 +14,7 @@ Results go to benchmarks/results/scale.json.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pickle
@@ -96,22 +97,21 @@ def calibration(terms: Terms, samples: int, repeats: int) -> None:
 
 
 def orthonormalization(terms: Terms, size: int, matrices: int) -> None:
+    """The matrices by one worker and by two, two matrices at a time in turn, so that both meet the same other work."""
     terms.size, terms.matrices = size, matrices
+    draws = [Draw(PreInit.ORTHONORMAL, (1, size, size), 0, f"w{k}") for k in range(matrices)]
 
-    def work(workers: int) -> float:
-        draws = [Draw(PreInit.ORTHONORMAL, (1, size, size), 0, f"w{k}") for k in range(matrices)]
-        with crew(Settings(workers=workers, threads=1, device="cpu")) as hired:
-            assert hired is not None
-            team = hired
+    def work(team: Crew | None, some: list[Draw]) -> None:
+        assert team is not None
+        drawn = team.draw(some)
+        for each in some:
+            assert drawn.take(each).shape == (1, size, size)
 
-            def draw() -> None:
-                drawn = team.draw(draws)
-                for each in draws:
-                    assert drawn.take(each).shape == (1, size, size)
-
-            return seconds(draw)
-
-    terms.drawn_by_one, terms.drawn_by_two = work(1), work(2)
+    how: Any = {"threads": 1, "device": "cpu"}
+    with crew(Settings(workers=1, **how)) as one, crew(Settings(workers=2, **how)) as two:
+        for k in range(0, matrices, 2):
+            terms.drawn_by_one += seconds(functools.partial(work, one, draws[k : k + 2]))
+            terms.drawn_by_two += seconds(functools.partial(work, two, draws[k : k + 2]))
 
 
 def stages(terms: Terms, repeats: int) -> None:
@@ -251,7 +251,7 @@ def measured(size: int, matrices: int, samples: int, repeats: int) -> Terms:
             pass
 
     terms.start = seconds(start)
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False)
     calibration(terms, samples, repeats)
     stages(terms, repeats)
     object_store(terms, ray)
