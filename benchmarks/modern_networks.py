@@ -6,6 +6,7 @@ is what an initialization has to get right.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ class Setting:
 SETTINGS: Mapping[str, Setting] = {
     **{
         f"plain CNN, {depth} layers, {name.upper() if name != 'relu' else 'ReLU'}": Setting(
-            lambda norm, depth=depth, name=name: Plain(depth, name, norm), "images"
+            functools.partial(Plain, depth, name), "images"
         )
         for depth in (10, 30, 100)
         for name in ACTIVATIONS

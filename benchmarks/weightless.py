@@ -42,6 +42,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "weightless.json"
 TOOLS = ("lsuv", "polygraphy", "uniform")
 GRAPHS = 50
+EXPORTERS = ("torch", "torchvision", "timm", "transformers")  # versions of the environment that exports
 SAMPLES = 8  # for `lsuv init`
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 
@@ -55,6 +56,7 @@ Feeds = Mapping[str, Array]
 def export(folder: Path) -> None:
     """Write NAME.onnx and NAME.npz for every graph."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "versions.json").write_text(json.dumps({p: v for p, v in versions().items() if p in EXPORTERS}))
     light = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
     for path in light:
         name = path.stem.removeprefix("light_")
@@ -194,7 +196,8 @@ def measured(path: Path, feeds: Feeds, half: bool) -> dict[str, Any]:
 def run(folder: Path) -> None:
     """Strip, fill and measure every graph that has no result yet."""
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"graphs": {}}
-    results["versions"] = versions()
+    exported = folder / "versions.json"
+    results["versions"] = versions() | (json.loads(exported.read_text()) if exported.exists() else {})
     for data in sorted(folder.glob("*.npz"), key=lambda path: path.with_suffix(".onnx").stat().st_size):
         name = data.stem
         if name in results["graphs"]:
@@ -287,8 +290,6 @@ def main() -> None:
         parser.error("a folder for the graphs is needed")
     else:
         (export if asked.what == "export" else run)(asked.folder)
-        if asked.what == "export":
-            run(asked.folder)  # TEMPORARY
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import Layer, LayerSet
 from lsuv_cli.model.outline import outline
 from lsuv_cli.scaling import runtime
+from lsuv_cli.spool import Spool
 from lsuv_cli.version import __version__
 
 
@@ -38,6 +39,9 @@ def fingerprints(file: ModelFile) -> dict[str, str]:
 
     Taken before the model is edited: a model that was given in memory has no other copy.
     """
+    if isinstance(file.given, Spool):
+        with file.given.path.open("rb") as stream:
+            return {file.name: hashlib.file_digest(stream, "sha256").hexdigest()}
     if file.path is None:
         return {file.name: hashlib.sha256(file.given or file.proto.SerializeToString()).hexdigest()}
     found = {}

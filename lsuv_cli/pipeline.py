@@ -142,7 +142,7 @@ class Job:
 
     def _sums(self, graph: Graph, every: LayerSet) -> tuple[Sum, ...]:
         """The residual sums, where they are wanted."""
-        if not self.with_sums and self.settings.residual is Residual.KEEP:
+        if not (self.with_sums or self.details) and self.settings.residual is Residual.KEEP:
             return ()
         return residuals.find(graph, every.layers, stages.depths(graph, every.layers))
 

@@ -179,7 +179,7 @@ class Report:
         """On what it was done, and how long it took."""
         facts = [plural(self.samples, "sample") if self.samples else ""]
         facts += ["random data" if self.data == "random" else "", self.where]
-        facts.append(plural(self.stages, "stage") if self.stages and self.command != "measure" else "")
+        facts.append(plural(self.stages, "stage") if self.stages else "")
         facts.append(plural(self.trials, "trial") if self.trials > 1 else "")
         facts.append(f"{self.seconds['total']:.2f} s" if "total" in self.seconds else "")
         return "; ".join(fact for fact in facts if fact)

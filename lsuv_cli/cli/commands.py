@@ -22,6 +22,7 @@ from lsuv_cli.cli.pictures import Pictures
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.outputs import Target
 from lsuv_cli.progress import Listener
+from lsuv_cli.spool import Spool
 from lsuv_cli.text import printable
 from lsuv_cli.version import __version__
 
@@ -74,7 +75,8 @@ def init(
         if writing.like is not None and writing.weights is None:
             raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
         _check_streams(models, data)
-        _for_one_model(models, {"-o": writing.output, "--weights": writing.weights, **showing.drawn})
+        _for_one_model(models, {"-o": writing.output}, "use --output-dir")
+        _for_one_model(models, {"--weights": writing.weights, **showing.drawn}, "give one model at a time")
         targets = _targets(models, writing)
         pictures = Pictures.check(showing.drawn)
     if pictures:
@@ -90,7 +92,7 @@ def init(
         pictures.draw(report, typed)
         for also in (None if writing.dry_run else writing.weights, *pictures.drawn.values()):
             if also is not None:
-                console.print(f"wrote {printable(str(also))}", soft_wrap=True, markup=False)
+                _wrote(str(also), console)
     if showing.json:
         weights = writing.weights if report.output else None
         written = [file for file in (report.output, weights, *pictures.drawn.values()) if file is not None]
@@ -213,8 +215,8 @@ def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettin
             else:
                 display.show_layers(report, terminal.console(stderr=False))
                 terminal.finish()
-        if showing.dump is not None:
-            console.print(f"wrote {printable(showing.dump)}", soft_wrap=True, markup=False)
+        for also in (*dumped, *pictures.drawn.values()):
+            _wrote(str(also), console)
 
 
 @app.command(cls=o.Command, short_help="Write the model with its layers' outputs as outputs.")
@@ -265,6 +267,8 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
                 table = terminal.console(stderr=False, quiet=showing.quiet)
                 display.show_verdict(report, table, verbose=showing.verbose)
                 terminal.finish()
+        for drawn in pictures.drawn.values():
+            _wrote(str(drawn), console)
     raise typer.Exit(int(report.exit_code))
 
 
@@ -302,6 +306,8 @@ def compare(
             else:
                 display.show_comparison(reports, terminal.console(stderr=False))
                 terminal.finish()
+        for drawn in pictures.drawn.values():
+            _wrote(str(drawn), console)
 
 
 @app.command(cls=o.Command, short_help="Write the model without its weights.")
@@ -346,10 +352,10 @@ def doctor(*, settings: o.ExamineSettings, json: o.Json = False) -> None:
     raise typer.Exit(int(found.exit_code))
 
 
-def _for_one_model(models: list[str], given: dict[str, str | None]) -> None:
+def _for_one_model(models: list[str], given: dict[str, str | None], instead: str) -> None:
     for option, value in given.items():
         if len(models) > 1 and value is not None:
-            raise LsuvError(f"{option} is for one model, {len(models)} were given; use --output-dir")
+            raise LsuvError(f"{option} is for one model, {len(models)} were given; {instead}")
 
 
 def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
@@ -395,8 +401,8 @@ def _check_streams(models: Sequence[str], data: Sequence[str] | None) -> None:
         raise LsuvError(f"data from a pipe can be read once, and {len(models)} models were given; give a file")
 
 
-def _source(model: str) -> str | bytes:
-    return terminal.read_bytes() if model == "-" else model
+def _source(model: str) -> str | Spool | bytes:
+    return terminal.model_from_stdin() if model == "-" else model
 
 
 def _tell(report: Report, console: Console, *, verbose: bool) -> None:

@@ -14,8 +14,10 @@ from rich.text import Text
 from lsuv_cli.cli import tables
 from lsuv_cli.cli.tables import Column
 from lsuv_cli.cli.terminal import shortened
+from lsuv_cli.labels import elided, label
 from lsuv_cli.memory import amount
 from lsuv_cli.report import FINE, GOOD, LEFT, Carried, LayerReport, Report, Status
+from lsuv_cli.settings import Residual
 from lsuv_cli.text import decades, number, plural, printable
 
 TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -47,7 +49,8 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
         columns.append(_bars(layers))
     _print(layers, [*columns, _statuses(layers)], console)
     _explain(report, console, verbose)
-    _show_sums({"variance": report}, console)
+    if report.settings.get("residual") == Residual.BOUNDED:  # a page has them always
+        _show_sums({"variance": report}, console)
     console.print(summary(report))
     if verbose and report.device_reason:
         console.print(Text(f"device: {report.device} ({shortened(report.device_reason)})"), soft_wrap=True)
@@ -246,7 +249,7 @@ def _explain(report: Report, console: Console, verbose: bool) -> None:
     for note, names in about.items():
         shown = names if verbose else names[:3]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        called = ", ".join(tables.elided(printable(name), console.width).rstrip() for name in shown)
+        called = ", ".join(elided(label(name), console.width) for name in shown)
         text = f"{called}{more}: {shortened(note)}"
         wrapper = textwrap.TextWrapper(console.width, break_long_words=False, break_on_hyphens=False)
         wrapper.initial_indent, wrapper.subsequent_indent = "  ", "    "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from lsuv_cli.labels import distinct, elided, label
 from lsuv_cli.text import printable, short_names
 
 # Columns are dropped rather than names cut below SHORTEST_NAME; columns of rank 1 already below SHORT_NAME.
@@ -38,7 +39,7 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int, title: st
 
     A column of better names takes their place where there is no room for both.
     """
-    names = [printable(name) for name in names]
+    names = [label(name) for name in names]
     used = [column for column in columns if any(_length(cell) for cell in column.cells)]
     longest = max(5, *(cell_len(name) for name in names), 0)
     gap = 2
@@ -57,34 +58,11 @@ def lines(names: Sequence[str], columns: Sequence[Column], width: int, title: st
         names, prefix = short_names(names)
         if prefix:
             longest = max(5, *(cell_len(name) for name in names), 0)
-            yield Text(f"all names begin with {elided(prefix, max(width - 21, 8)).rstrip()}", style="dim")
+            yield Text(f"all names begin with {elided(prefix, max(width - 21, 8))}", style="dim")
     room = max(min(room, longest), 5)
     yield _line(set_cell_size(title, room), [(column.title, column) for column in used], gap, "bold")
     for name, k in zip(distinct(names, room), range(len(names)), strict=True):
-        yield _line(name, [(column.cells[k], column) for column in used], gap)
-
-
-def distinct(names: Sequence[str], width: int) -> list[str]:
-    """Names cut to a width such that different ones stay different, if that can be.
-
-    All are cut at the same place, where that tells them apart. Of names that would look the same, the part that differs
-    is shown: …part….
-    """
-    head = _head(names, width)
-    shown = [elided(name, width, head) for name in names]
-    alike: dict[str, list[str]] = {}
-    for name, cut in zip(names, shown, strict=True):
-        if name not in alike.setdefault(cut, []):
-            alike[cut].append(name)
-    for k, name in enumerate(names):
-        others = alike[shown[k]]
-        if len(others) > 1:
-            low, high = min(others), max(others)
-            start = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), 0)
-            while start > 0 and name[start - 1].isdigit():  # a number is shown whole
-                start -= 1
-            shown[k] = set_cell_size(f"…{_fitting(name[start:], width - 2)}…", width)
-    return shown
+        yield _line(set_cell_size(name, room), [(column.cells[k], column) for column in used], gap)
 
 
 def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style: str = "") -> Text:
@@ -100,31 +78,3 @@ def _line(name: str, cells: Sequence[tuple[str | Text, Column]], gap: int, style
 
 def _length(cell: str | Text) -> int:
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
-
-
-def elided(name: str, width: int, head: int | None = None) -> str:
-    """A name, without its middle if it is too long: names differ at both ends. `head` is the width before the cut."""
-    if cell_len(name) <= width:
-        return set_cell_size(name, width)
-    start = _fitting(name, (width - 1) // 2 if head is None else head)
-    tail = _fitting(reversed(name), width - 1 - cell_len(start))[::-1]
-    return set_cell_size(f"{start}…{tail}", width)
-
-
-def _head(names: Sequence[str], width: int) -> int:
-    """The head nearest to one half with which names that differ do so after the cut; one half if there is none."""
-    half = (width - 1) // 2
-    different = set(names)
-    heads = sorted(range(width), key=lambda head: abs(head - half))
-    return next((head for head in heads if len({elided(x, width, head) for x in different}) == len(different)), half)
-
-
-def _fitting(characters: Iterable[str], width: int) -> str:
-    """As many of the characters as fit, from the first."""
-    fitting = []
-    for character in characters:
-        width -= cell_len(character)
-        if width < 0:
-            break
-        fitting.append(character)
-    return "".join(fitting)

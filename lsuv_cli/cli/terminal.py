@@ -18,6 +18,7 @@ from lsuv_cli import interruption
 from lsuv_cli.cli.wording import as_typed
 from lsuv_cli.errors import ExitCode, LsuvError
 from lsuv_cli.progress import Listener
+from lsuv_cli.spool import Spool, TooMuch
 from lsuv_cli.text import printable
 
 if TYPE_CHECKING:
@@ -138,11 +139,18 @@ def write_model(chunks: Iterable[bytes | memoryview]) -> None:
         raise Unwritable(f"standard output cannot be written: {problem.strerror or problem}") from None
 
 
-def read_bytes() -> bytes:
-    """A model from standard input."""
+def model_from_stdin() -> Spool | bytes:
+    """A model from standard input, in a temporary file; in memory where there is no room for the file."""
     if sys.stdin.isatty():
         raise LsuvError("the model is to come from standard input, which is a terminal; pipe a file into it")
-    return sys.stdin.buffer.read()
+    try:
+        spool = Spool("model")
+        spool.copy(sys.stdin.buffer)
+    except TooMuch:
+        return spool.path.read_bytes() + sys.stdin.buffer.read()
+    except OSError as problem:
+        raise LsuvError(f"the model from standard input cannot be read: {problem.strerror or problem}") from None
+    return spool
 
 
 def complain(text: str) -> None:

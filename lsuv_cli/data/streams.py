@@ -1,48 +1,25 @@
 """Data from a pipe: standard input (`-`) or a FIFO, copied to a temporary file, because several passes are made.
 
 1. What comes is known by its first bytes: .npy, .npz (a zip archive) or .safetensors.
-2. No more is copied than half of the space that is free where temporary files go.
-3. The temporary file is gone when its arrays are, and when the process ends, in whatever way.
+2. The temporary file (spool.py) is gone when its arrays are, and when the process ends, in whatever way.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
 import sys
-import tempfile
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
-from lsuv_cli import temporary
 from lsuv_cli.data import files
 from lsuv_cli.data.files import Array, Contents, StoredArray
 from lsuv_cli.errors import DataError
+from lsuv_cli.spool import Spool, TooMuch
 
 STDIN = "-"
-CHUNK = 1 << 20
-
-
-class Spool:
-    """A temporary file that is removed with the last reference to it, or when the process ends."""
-
-    def __init__(self) -> None:
-        handle, name = tempfile.mkstemp(prefix="lsuv-data-")
-        self.path = Path(name)
-        temporary.announce(self.path)
-        self.file: IO[bytes] = os.fdopen(handle, "wb")
-        self.remove = weakref.finalize(self, _removed, self.file, self.path)
-
-
-def _removed(file: IO[bytes], path: Path) -> None:
-    file.close()
-    path.unlink(missing_ok=True)
-    temporary.withdraw(path)
 
 
 def is_stream(path: Path) -> bool:
@@ -60,14 +37,14 @@ def contents(path: Path) -> Contents:
     shown = "standard input" if str(path) == STDIN else str(path)
     if str(path) == STDIN and sys.stdin.isatty():
         raise DataError("the data is to come from standard input, which is a terminal; pipe a file into it")
-    spool = Spool()
+    spool = Spool("data")
     try:
         with files.reading(path):
             if str(path) == STDIN:
-                _copy(sys.stdin.buffer, spool.file, shown)
+                _copy(sys.stdin.buffer, spool, shown)
             else:
                 with path.open("rb") as stream:
-                    _copy(stream, spool.file, shown)
+                    _copy(stream, spool, shown)
         kind = _kind(spool.path, shown)
     except BaseException:  # an interruption too
         spool.remove()
@@ -89,16 +66,11 @@ def _loaded(spool: Spool, load: Callable[[], Array]) -> Array:
     return load()
 
 
-def _copy(source: IO[bytes], target: IO[bytes], shown: str) -> None:
-    most, copied = shutil.disk_usage(tempfile.gettempdir()).free // 2, 0
-    while piece := source.read(CHUNK):
-        copied += len(piece)
-        if copied > most:
-            raise DataError(
-                f"{shown}: more than {most:,} bytes, half of the space free in {tempfile.gettempdir()}; give a file"
-            )
-        target.write(piece)
-    target.flush()
+def _copy(source: IO[bytes], spool: Spool, shown: str) -> None:
+    try:
+        spool.copy(source)
+    except TooMuch as problem:
+        raise DataError(f"{shown}: {problem}; give a file") from None
 
 
 def _kind(path: Path, shown: str) -> str:

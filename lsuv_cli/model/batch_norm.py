@@ -74,11 +74,12 @@ def training_mode(graph: Graph) -> Iterator[str]:
             f"{', '.join(drawing)} draws random numbers, the same ones in calibration and verification; elsewhere "
             "others are drawn, and the variances are as near to the target as the number of samples allows"
         )
-    norms = [node for node in graph.nodes if node.op_type == "BatchNormalization"]
+    # One of a constant standardizes a weight, whatever the batch is.
+    norms = [x for x in graph.nodes if x.op_type == "BatchNormalization" and x.input[0] not in graph.constant]
     training = sum(bool(attribute(node, "training_mode", 0)) for node in norms)
     if training:
-        nodes = "nodes are" if training > 1 else "node is"
+        nodes = "nodes are in training mode and use" if training > 1 else "node is in training mode and uses"
         yield (
-            f"{training} BatchNormalization {nodes} in training mode and uses each batch's statistics: the variances "
-            "depend on how the data is batched"
+            f"{training} BatchNormalization {nodes} each batch's statistics: the variances depend on how the data is "
+            "batched"
         )

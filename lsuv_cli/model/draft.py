@@ -1,12 +1,13 @@
 """An ONNX file out: the model with other weights, whole and verified under its name, or not there at all.
 
 The result grows in a scratch directory beside the output, is read back and verified there, and is renamed into place
-at the end. A result for a pipe or a device grows in memory. New weights are written to a file as they are made, and
-unchanged tensors are copied as byte ranges, so that no model is ever whole in memory:
+at the end. New weights are written to a file as they are made, and unchanged tensors are copied as byte ranges, so that
+no model is ever whole in memory:
 
 1. Where the input keeps its weights in external files, the output keeps them in one, `OUT.onnx.data`.
 2. Else the new values of parked tensors (wire.py) wait in a file of the scratch directory, from which they go into the
    model when it is written.
+3. A result for a pipe, a device or Python grows in memory, and beyond IN_MEMORY bytes in a temporary file.
 """
 
 from __future__ import annotations
@@ -25,16 +26,30 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from lsuv_cli import outputs, temporary
+from lsuv_cli.errors import OutputError
 from lsuv_cli.model import wire
-from lsuv_cli.model.file import ModelFile, embed, from_place, id_of, is_elsewhere, is_external, load, moved, tensors
+from lsuv_cli.model.file import (
+    ModelFile,
+    byte_size,
+    embed,
+    from_place,
+    id_of,
+    is_elsewhere,
+    is_external,
+    load,
+    moved,
+    tensors,
+)
 from lsuv_cli.model.places import Held, Place, Range
 from lsuv_cli.outputs import DATA_SUFFIX, Target
 from lsuv_cli.scratch import Scratch
+from lsuv_cli.spool import Spool, room
 
 Array = NDArray[Any]
 
 METADATA_PREFIX = "lsuv."
 ALIGNMENT = 4096  # so that a tensor can be memory-mapped
+IN_MEMORY = 1 << 27  # bytes of new weights in all, where no output is a file
 MOVED_OUT = 1024  # a new tensor larger than this goes to the data file, where there is one
 
 
@@ -49,6 +64,7 @@ class Draft:
         self._data: _Weights | None = None  # the output's data file
         self._waiting: _Weights | None = None  # new values of parked tensors
         self._placed: dict[tuple[str, ...], Place] = {}
+        self._held = 0  # bytes of new weights, where no output is a file
 
     def __enter__(self) -> Draft:
         if self.target is not None and not self.target.stream:
@@ -149,6 +165,7 @@ class Draft:
 
     def in_memory(self) -> ModelFile:
         """The model as it is now; its parked tensors stay where they are."""
+        self._flush()
         proto = self.file.proto
         parked = {wire.key_of(t): self._place(t) for t in tensors(proto) if wire.is_parked(t)}
         beside = self.file.directory if any(map(is_external, tensors(proto))) else None
@@ -242,39 +259,57 @@ class Draft:
     def _write(self, tensor: TensorProto, data: Array, weights: _Weights | None) -> None:
         """Put a tensor's new values into a file of weights, or keep them in memory if there is none."""
         key, flat = id_of(tensor), data.reshape(-1).view(np.uint8).data
+        weights = weights or self._spooled(flat.nbytes)
         if weights is None:
             self._placed[key] = Held(memoryview(bytes(flat)))
             return
         place = self._placed.get(key)
         self._placed[key] = weights.write([flat], flat.nbytes, place if isinstance(place, Range) else None)
 
+    def _spooled(self, more: int) -> _Weights | None:
+        """A temporary file for new weights, once they are too large for memory; None before, or if there is no room."""
+        self._held += more
+        if self._waiting is None and self._held > IN_MEMORY:
+            with contextlib.suppress(OSError):
+                if room() < sum(map(byte_size, tensors(self.file.proto))):
+                    return None
+                spool = Spool("weights")
+                self._waiting = _Weights(spool.path, self.target, spool)
+        return self._waiting
+
 
 class _Weights:
     """A file of tensors that grows."""
 
-    def __init__(self, path: Path, target: Target) -> None:
+    def __init__(self, path: Path, target: Target | None, spool: Spool | None = None) -> None:
         self.file: IO[bytes] = path.open("w+b")
         self._path = path
         self._target = target
+        self._spool = spool
         self._end = 0
 
     def write(self, data: Iterable[bytes | memoryview], length: int, place: Range | None = None) -> Range:
         """Write a tensor to its place, or to a new one at the end."""
         if place is None:
-            place = Range(self._path, -(-self._end // ALIGNMENT) * ALIGNMENT, length)
+            place = Range(self._path, -(-self._end // ALIGNMENT) * ALIGNMENT, length, spool=self._spool)
             self._end = place.offset + length
         try:
             self.file.seek(place.offset)
             self.file.writelines(data)
         except OSError as problem:
-            raise self._target.failure(problem) from None
+            raise self._failure(problem) from None
         return place
+
+    def _failure(self, problem: OSError) -> OutputError:
+        if self._target is not None and self._spool is None:
+            return self._target.failure(problem)
+        return OutputError(f"the temporary file {self._path} cannot be written: {problem.strerror or problem}")
 
     def flush(self) -> None:
         try:
             self.file.flush()
         except OSError as problem:
-            raise self._target.failure(problem) from None
+            raise self._failure(problem) from None
 
 
 def _set_external(tensor: TensorProto, location: str, place: Range) -> None:

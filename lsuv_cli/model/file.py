@@ -26,6 +26,7 @@ from lsuv_cli.errors import ModelError
 from lsuv_cli.model import wire
 from lsuv_cli.model.places import Held, Place, Range, stamp_of
 from lsuv_cli.outputs import absolute
+from lsuv_cli.spool import Spool
 
 Array = NDArray[Any]
 
@@ -34,6 +35,7 @@ PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6
 BITS = {getattr(TensorProto, name): bits for name, bits in PACKED.items() if hasattr(TensorProto, name)}
 COMPLEX: tuple[int, ...] = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 STRIPPED, WEIGHTLESS = "lsuv.stripped", "TRT_WEIGHTLESS"  # in the doc_string of a tensor without values
+STREAM = "<stdin>"  # the name of a model that came as bytes
 MOST_BYTES = 1 << 50  # of a tensor without values; a damaged shape can promise anything
 VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
@@ -57,7 +59,7 @@ class ModelFile:
         self.proto = proto
         self.directory = directory
         self.name = name  # for messages
-        self.given: bytes | None = None  # the file's bytes, if they came without a path
+        self.given: bytes | Spool | None = None  # the file's bytes, if they came without a path
         self.parked = parked or {}
         self.ranges: dict[tuple[str, ...], Range] = {}  # of external tensors
         self._made: set[Path] = set()  # files of values that were made up
@@ -207,16 +209,17 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_we
     if isinstance(source, onnx.ModelProto):
         return _copy_of(source, without_weights)
     if isinstance(source, bytes):
-        held = _from_bytes(source, None, "<stdin>", without_weights)
+        held = _from_bytes(source, None, STREAM, without_weights)
         held.given = source
         return held
     path = Path(source)
+    called = STREAM if isinstance(source, Spool) else str(path)
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):  # a pipe is read once
-                return _from_bytes(file.read(), absolute(path).parent, str(path), without_weights)
-            model, found = _parsed(file, status.st_size, str(path))
+                return _from_bytes(file.read(), absolute(path).parent, called, without_weights)
+            model, found = _parsed(file, status.st_size, called)
     except IsADirectoryError:
         raise ModelError(f"{path} is a directory; give an ONNX file") from None
     except (OSError, ValueError) as problem:  # a NUL in the name
@@ -224,8 +227,12 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, *, without_we
         raise ModelError(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
     directory = absolute(path).parent
     here, stamp = directory / path.name, stamp_of(status)
-    parked = {key: Range(here, offset, length, stamp) for key, (offset, length) in found.items()}
-    return ModelFile(model, directory, str(path), parked, without_weights=without_weights)
+    spool = source if isinstance(source, Spool) else None
+    parked = {key: Range(here, offset, length, stamp, spool) for key, (offset, length) in found.items()}
+    beside = directory if spool is None else None  # no data file is beside a stream
+    made = ModelFile(model, beside, called, parked, without_weights=without_weights)
+    made.given = spool
+    return made
 
 
 def moved(file: ModelFile, path: Path) -> ModelFile:

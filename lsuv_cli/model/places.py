@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.spool import Spool
 
 Array = NDArray[Any]
 Stamp = tuple[int, int, int]
@@ -27,6 +28,7 @@ class Range:
     offset: int
     length: int
     stamp: Stamp | None = None
+    spool: Spool | None = field(default=None, compare=False, repr=False)  # a temporary file lives as long as it
 
     def read(self) -> bytes:
         """The bytes."""

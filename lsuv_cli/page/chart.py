@@ -1,4 +1,8 @@
-"""Line charts as SVG: one value for each layer, in the order of execution, on a log axis."""
+"""Line charts as SVG: one value for each layer, in the order of execution, on a log axis.
+
+Paths are drawn in whole numbers, layers across and tenths of a unit down, and scaled by a transform: with five lines of
+500 layers the digits of coordinates would be a large part of the page.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
+from lsuv_cli.labels import distinct, elided, label
 from lsuv_cli.page.markup import text
+from lsuv_cli.text import plural
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP = 960, 230, 58, 12, 10
 NAME_HEIGHT, NUMBER_HEIGHT = 22, 36  # below the axis, for names (and 4 for each letter) and for numbers of layers
-LONGEST_NAME = 20
+LONGEST_NAME, LONGEST_TOLD = 20, 80
 MOST_NAMES, MOST_MARKERS = 32, 120  # layers that are named on the axis; layers whose points are marked
 MOST_TICKS = 7
+LETTER = 5.2  # how far a letter of a slanted name reaches to the left
+MOST_BARS = 200  # that stand side by side; more series get a strip each
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Series = Mapping[str, Sequence[float | None]]
@@ -59,8 +69,24 @@ def place(k: int, count: int) -> float:
     return round(LEFT + (WIDTH - LEFT - RIGHT) * (k + 0.5) / max(count, 1), 1)
 
 
-def chart(key: str, title: str, names: Sequence[str], series: Series, band: tuple[float, float] | None = None) -> str:
-    """A chart with a legend; `band` is the range of values that is good."""
+@dataclass(frozen=True)
+class _Title:
+    """What a chart is called, and what its values are of."""
+
+    key: str
+    title: str
+    noun: str = "layer"
+
+
+def chart(
+    key: str,
+    title: str,
+    names: Sequence[str],
+    series: Series,
+    band: tuple[float, float] | None = None,
+    noun: str = "layer",
+) -> str:
+    """A chart with a legend; `band` is the range of values that is good, `noun` what there is a value for."""
     known = [v for values in series.values() for v in values if v is not None]
     axis = Axis.around([*known, *(band or ())])
     parts = []
@@ -72,49 +98,73 @@ def chart(key: str, title: str, names: Sequence[str], series: Series, band: tupl
         )
     parts.append(_grid((axis.y(value), label) for value, label in axis.ticks()))
     parts += [_line(k, values, axis, len(names)) for k, values in enumerate(series.values())]
-    return _figure(key, title, names, series, "".join(parts), band)
+    crossed = any(v is not None and not 0 < v < math.inf for values in series.values() for v in values)
+    marks = f'<li><i class="band"></i>target {_range(band)}</li>' if band is not None else ""
+    marks += "<li>&times; zero, at the bottom; not finite, at the top</li>" if crossed else ""
+    return _figure(_Title(key, title, noun), names, series, "".join(parts), marks)
 
 
 def bars(key: str, title: str, names: Sequence[str], series: Series) -> str:
-    """A chart of fractions on a linear axis: bars, side by side where there are several series."""
+    """A chart of fractions on a linear axis: bars, side by side where there are several series, or in strips."""
     top = max((v for values in series.values() for v in values if v is not None), default=0.0)
     step = next((s for s in (0.01, 0.02, 0.05, 0.1) if top / s <= MOST_TICKS - 1), 0.2)
     high = max(math.ceil(top / step) * step, step)
+    in_strips = len(series) > 1 and len(names) * len(series) > MOST_BARS
+    strips = len(series) if in_strips else 1
+    tall = (HEIGHT - TOP) / strips
     cell = (WIDTH - LEFT - RIGHT) / max(len(names), 1)
-    wide = min(cell * 0.7, 40.0) / len(series)
+    wide = min(cell * 0.7, 40.0) / (1 if in_strips else len(series))
 
-    def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP) * (1 - value / high), 1)
+    def y(value: float, strip: int = 0) -> float:
+        return round(TOP + tall * (strip + 1 - 0.92 * value / high if in_strips else 1 - value / high), 1)
 
-    parts = [_grid((y(k * step), f"{k * step:.0%}") for k in range(round(high / step) + 1))]
+    ticks = [(y(k * step), f"{k * step:.0%}") for k in range(round(high / step) + 1)]
+    if in_strips:
+        ticks = [(y(part, strip), f"{high:.0%}" if part else "") for strip in range(strips) for part in (0.0, high)]
+    parts = [_grid(ticks)]
     for k, values in enumerate(series.values()):
-        shift = (k - (len(series) - 1) / 2) * wide
-        drawn = "".join(
-            f"M{place(at, len(names)) + shift:.1f} {HEIGHT}V{y(value)}" for at, value in enumerate(values) if value
-        )
-        parts.append(f'<g class="s{k}"><path class="bars" stroke-width="{wide:.1f}" d="{drawn}"/></g>')
-    return _figure(key, title, names, series, "".join(parts), None)
+        strip, shift = (k, 0.0) if in_strips else (0, (k - (len(series) - 1) / 2) * wide)
+        base, drawn, last = _tenths(y(0, strip)), "", (0, 0)
+        for at, value in enumerate(values):
+            if value:
+                up = base - _tenths(y(value, strip))
+                drawn += f"m{at - last[0]} {last[1]}v-{up}" if drawn else f"M{at} {base}v-{up}"
+                last = (at, up)
+        path = f'<path class="bars" stroke-width="{wide / cell:.3f}" d="{drawn}"/>'
+        parts.append(f'<g class="s{k}" {_scaled(len(names), shift)}>{path}</g>')
+    return _figure(_Title(key, title), names, series, "".join(parts))
 
 
-def _figure(
-    key: str, title: str, names: Sequence[str], series: Series, drawn: str, band: tuple[float, float] | None
-) -> str:
+def _tenths(y: float) -> int:
+    return round(10 * y)
+
+
+def _scaled(count: int, shift: float = 0.0) -> str:
+    """The transform from layers and tenths of a unit."""
+    return f'transform="matrix({(WIDTH - LEFT - RIGHT) / max(count, 1):.6g} 0 0 .1 {place(0, count) + shift:.6g} 0)"'
+
+
+def _figure(told: _Title, names: Sequence[str], series: Series, drawn: str, marks: str = "") -> str:
     named = len(names) <= MOST_NAMES
-    shown = [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]
-    longest = max(map(len, shown), default=0)
-    height = HEIGHT + (NAME_HEIGHT + 4 * longest if named else NUMBER_HEIGHT)
+    shown = _labels(names) if named else []
+    height = HEIGHT + (NAME_HEIGHT + 4 * max(map(cell_len, shown), default=0) if named else NUMBER_HEIGHT)
     svg = (
-        f'<svg id="{key}" class="chart" viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" '
-        f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}" aria-label="{text(_told(title, names, series), 2000)}">'
-        f'{drawn}{_below(shown, named)}<line class="cursor" y1="{TOP}" y2="{HEIGHT}" x1="-9" x2="-9"/></svg>'
+        f'<svg id="{told.key}" class="chart" viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" '
+        f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}" aria-label="{text(_told(told, names, series), 2000)}">'
+        f"{drawn}{_named(shown) if named else _numbered(len(names), told.noun)}"
+        f'<line class="cursor" y1="{TOP}" y2="{HEIGHT}" x1="-9" x2="-9"/></svg>'
     )
     labels = "".join(
-        f'<li class="s{k}"><svg viewBox="0 0 26 8" aria-hidden="true"><path d="M0 4h26"/></svg>{text(label)}</li>'
-        for k, label in enumerate(series)
+        f'<li class="s{k}"><svg viewBox="0 0 26 8" aria-hidden="true"><path d="M0 4h26"/></svg>{text(name)}</li>'
+        for k, name in enumerate(series)
     )
-    if band is not None:
-        labels += f'<li><i class="band"></i>target {_range(band)}</li>'
-    return f'<figure><figcaption>{text(title)}</figcaption><ul class="legend">{labels}</ul>{svg}</figure>'
+    return f'<figure><figcaption>{text(told.title)}</figcaption><ul class="legend">{labels}{marks}</ul>{svg}</figure>'
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Names under the axis, as long as there is room for the first of them."""
+    room = math.floor(place(0, len(names)) / LETTER)
+    return distinct([label(name) for name in names], min(LONGEST_NAME, room))
 
 
 def _range(band: tuple[float, float]) -> str:
@@ -124,59 +174,65 @@ def _range(band: tuple[float, float]) -> str:
 def _grid(ticks: Iterable[tuple[float, str]]) -> str:
     """Lines at heights, with their labels."""
     parts = [f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT}H{WIDTH - RIGHT}"/>']
-    for y, label in ticks:
+    for y, shown in ticks:
         parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4}">{label}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4}">{shown}</text>')
     return "".join(parts)
 
 
-def _below(names: Sequence[str], named: bool) -> str:
-    """The layers under the axis: names, or some numbers."""
+def _named(names: Sequence[str]) -> str:
+    """The names of layers under the axis."""
     count = len(names)
-    if named:
-        return "".join(
-            f'<text class="name" transform="translate({place(k, count)} {HEIGHT + 12}) rotate(-38)">{text(name)}</text>'
-            for k, name in enumerate(names)
-        )
+    return "".join(
+        f'<text class="name" transform="translate({place(k, count)} {HEIGHT + 12}) rotate(-38)">{text(name)}</text>'
+        for k, name in enumerate(names)
+    )
+
+
+def _numbered(count: int, noun: str) -> str:
+    """Some numbers of layers under the axis."""
     step = next(s for s in (10, 20, 25, 50, 100, 250, 500, 1000, 10000, count) if count / s <= 14)
     ticks = "".join(
         f'<text class="number" x="{place(k - 1, count)}" y="{HEIGHT + 15}">{k}</text>'
         for k in (1, *range(step, count + 1, step))
     )
     middle = (LEFT + WIDTH - RIGHT) / 2
-    return f'{ticks}<text class="number" x="{middle}" y="{HEIGHT + 31}">layer, in the order of execution</text>'
+    return f'{ticks}<text class="number" x="{middle}" y="{HEIGHT + 31}">{noun}, in the order of execution</text>'
 
 
 def _line(k: int, values: Sequence[float | None], axis: Axis, count: int) -> str:
     """A series: a line with gaps where a value is missing, and crosses at the edge for 0 and what is not finite."""
-    line, dots, crosses, pen = [], [], [], "M"
+    line, dots, crosses = [], [], []
+    last: tuple[int, int] | None = None  # the point before, if there is a line from it
     for at, value in enumerate(values):
-        if value is None:
-            pen = "M"
+        if value is None or not 0 < value < math.inf:
+            last = None
+            if value is not None:
+                x, y = place(at, count), HEIGHT - 4 if value <= 0 else TOP + 4
+                crosses.append(f"M{x - 3:g} {y - 3}l6 6m0-6l-6 6")
             continue
-        x, y = place(at, count), axis.y(value)
-        if not 0 < value < math.inf:
-            y = HEIGHT - 4 if value <= 0 else TOP + 4
-            crosses.append(f"M{x - 3} {y - 3}l6 6m0-6l-6 6")
-            pen = "M"
-            continue
-        line.append(f"{pen}{x:g} {y:g}")
-        dots.append(f"M{x:g} {y:g}h0")
-        pen = "L"
-    parts = [f'<path class="line" d="{"".join(line)}"/>' if line else ""]
+        down = _tenths(axis.y(value))
+        line.append(f"M{at} {down}l" if last is None else f" {at - last[0]}{down - last[1]:+d}")
+        dots.append(f"M{at} {down}h0")
+        last = (at, down)
+    drawn = "".join(line).replace("l ", "l").replace("lM", "M").removesuffix("l")
+    parts = [f'<path class="line" d="{drawn}"/>' if line else ""]
     if count <= MOST_MARKERS and dots:
         parts.append(f'<path class="dots" d="{"".join(dots)}"/>')
-    if crosses:
-        parts.append(f'<path class="crosses" d="{"".join(crosses)}"/>')
-    return f'<g class="s{k}">{"".join(parts)}</g>'
+    scaled = f"<g {_scaled(count)}>{''.join(parts)}</g>" if line else ""
+    crossed = f'<path class="crosses" d="{"".join(crosses)}"/>' if crosses else ""
+    return f'<g class="s{k}">{scaled}{crossed}</g>'
 
 
-def _told(title: str, names: Sequence[str], series: Series) -> str:
+def _told(told: _Title, names: Sequence[str], series: Series) -> str:
     """The chart in words."""
-    parts = [f"{title}, {len(names)} layers."]
-    for label, values in series.items():
+    parts = [f"{told.title}, {plural(len(names), told.noun)}."]
+    for name, values in series.items():
         known = [(v, k) for k, v in enumerate(values) if v is not None and math.isfinite(v)]
         if known:
             low, high = min(known), max(known)
-            parts.append(f"{label}: from {low[0]:.3g} ({names[low[1]]}) to {high[0]:.3g} ({names[high[1]]}).")
-    return " ".join([*parts, "Arrow keys go from layer to layer."])
+            first, last = (elided(label(names[at]), LONGEST_TOLD) for _, at in (low, high))
+            parts.append(f"{name}: from {low[0]:.3g} ({first}) to {high[0]:.3g} ({last}).")
+        if lost := sum(v is not None and not math.isfinite(v) for v in values):
+            parts.append(f"{name}: not finite in {plural(lost, told.noun)}.")
+    return " ".join([*parts, f"Arrow keys go from {told.noun} to {told.noun}."])

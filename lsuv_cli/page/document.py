@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import base64
 import functools
-import gzip
 import hashlib
 import html
 import importlib.resources
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from lsuv_cli.page import packing, prose
 from lsuv_cli.page.chart import bars, chart
 from lsuv_cli.page.drawing import SHADES, drawing
 from lsuv_cli.page.markup import data, text
-from lsuv_cli.page.table import FINE, Column, columns, fields_of, style, table, target_of
-from lsuv_cli.text import decades, plural, printable, short_names
+from lsuv_cli.page.table import Column, columns, fields_of, left_out_on_paper, said_once, style, table, target_of
+from lsuv_cli.text import decades, printable, short_names
 
-LARGEST_PLAIN = 300_000  # bytes of JSON that are embedded as they are; more are compressed
-COMMANDS = {"measure": "check"}
 TITLES = {
     "variance": "Variance of each layer's output",
     "channels": "Signal propagation: moments of channels",
@@ -45,11 +41,12 @@ def render(content: Mapping[str, Any], command: str = "") -> str:
     reports: dict[str, Report] = dict(content["inits"]) if "inits" in content else {"": content}
     first = next(iter(reports.values()))
     shown, prefix = short_names([layer["name"] for layer in first["layers"]])
-    made = columns(reports)
+    every = columns(reports)
+    made = [column for column in every if not column.says_one_thing]
     charts = _charts(reports)
     body = [
-        _head(reports, first, prefix),
-        _warnings(reports),
+        prose.head(reports, first, prefix),
+        prose.remarks(reports),
         '<main><section aria-label="Charts">',
         *(_drawn(key, lines, reports, shown) for key, lines in charts.items()),
         *_residuals(reports),
@@ -58,29 +55,23 @@ def render(content: Mapping[str, Any], command: str = "") -> str:
         _chosen(first),
         '<section><h2>Every layer</h2><p class="tools" hidden><label>Filter <input id="filter" type="search" '
         'placeholder="name, op, status, note …"></label> <output id="found"></output></p>',
+        said_once(every),
+        left_out_on_paper(made),
         table(made),
         "</section>",
-        _facts(first, command),
+        prose.made(first, command),
         "</main>",
     ]
     for_script = {
-        "prefix": len(printable(prefix)),
+        "prefix": printable(prefix),
         "targets": [target_of(layer) for layer in first["layers"]],
         "shades": SHADES,
         "inits": list(reports),
         "charts": {key: {line: _place(made, *of) for line, of in lines.items()} for key, lines in charts.items()},
+        "status": _status(made, every, next(iter(reports))),
         "worst": _worst(first),
     }
     return _document(first, "".join(body), style(made), for_script, content)
-
-
-def embedded(page: str) -> Any:
-    """The JSON that a page holds."""
-    found = re.search(r'<script id="report" type="([^"]*)">(.*?)</script>', page, re.S)
-    if found is None:
-        raise ValueError("this is no page of a report")
-    kind, held = found.groups()
-    return json.loads(gzip.decompress(base64.b64decode(held)) if "gzip" in kind else held)
 
 
 def _lines(reports: Mapping[str, Report]) -> dict[str, Lines]:
@@ -136,6 +127,13 @@ def _place(made: Sequence[Column], init: str, field: str) -> int:
     return next(k for k, column in enumerate(made, 1) if column.field == field and column.init in ("", init))
 
 
+def _status(made: Sequence[Column], every: Sequence[Column], init: str) -> int | str:
+    """The cell of a row that shows its status, or the status that all layers have."""
+    if any(column.field == "status" and column.init in ("", init) for column in made):
+        return _place(made, init, "status")
+    return str(every[_place(every, init, "status") - 1].values[0])
+
+
 def _details(report: Report) -> Sequence[Mapping[str, Any]]:
     return (report.get("details") or {}).get("layers") or ()
 
@@ -146,8 +144,14 @@ def _residuals(reports: Mapping[str, Report]) -> list[str]:
     names = [item["name"] for item in next(iter(lines.values()))]
     if not names:
         return []
-    series = {init: [item["variance"] for item in items] for init, items in lines.items()}
-    return [chart("residual", "Residual stream: variance at every sum", short_names(names)[0], series)]
+    if all(item["variance"] is None for items in lines.values() for item in items):
+        return []
+    # All sums are measured in the same pass: one without a variance is not finite.
+    series = {
+        init: [math.nan if item["variance"] is None else item["variance"] for item in items]
+        for init, items in lines.items()
+    }
+    return [chart("residual", "Residual stream: variance at every sum", short_names(names)[0], series, noun="sum")]
 
 
 def _band(report: Report) -> tuple[float, float]:
@@ -161,62 +165,14 @@ def _target(report: Report) -> float:
 
 
 def _worst(report: Report) -> int:
-    """The layer whose variance is farthest from the target."""
-    off = [abs(decades(layer["variance"], target_of(layer))) for layer in report["layers"]]
-    known = [(distance, -k) for k, distance in enumerate(off) if not math.isnan(distance)]
-    return -max(known)[1] if known else 0
-
-
-def _head(reports: Mapping[str, Report], report: Report, prefix: str) -> str:
-    command = "compare" if "" not in reports else COMMANDS.get(report["command"], report["command"])
-    model = PurePath(report["model"]).name or report["model"]
-    statuses = [layer["status"] for layer in report["layers"]]
-    judged = [status for status in statuses if status == "ok" or status not in FINE]
-    bad = sum(status not in FINE for status in statuses)
-    verdict = plural(len(statuses), "layer")
-    kind = ""
-    if "" not in reports:
-        verdict = f"{plural(len(reports), 'initialization')} of {plural(len(statuses), 'layer')}"
-    elif judged:
-        verdict = f"{len(judged) - bad} of {plural(len(judged), 'layer')} within tolerance"
-        kind = "bad" if bad else "fine"
-    facts = [
-        plural(report["samples"], "sample") if report["samples"] else "no data",
-        report["device"],
-        plural(report["stages"], "stage") if report["stages"] else "",
-        plural(report["trials"], "trial") if report["trials"] else "",
-        f"{report['seconds']['total']:.2f} s" if "total" in report["seconds"] else "",
+    """The first layer whose variance is not finite, or else is farthest from the target."""
+    variances = fields_of(report).get("variance", [])
+    known = [
+        (math.inf if math.isnan(variance) else abs(decades(variance, target_of(layer))), -k)
+        for k, (variance, layer) in enumerate(zip(variances, report["layers"], strict=True))
+        if variance is not None
     ]
-    tiles = "".join(f"<li>{text(fact)}</li>" for fact in facts if fact)
-    dropped = f"<p>Names without <code>{text(prefix)}</code>, with which all begin, in charts.</p>" if prefix else ""
-    return (
-        f"<header><h1>lsuv {text(command)} <span>{text(model)}</span></h1>"
-        f'<p class="verdict {kind}">{text(verdict)}</p><ul class="tiles">{tiles}</ul>{dropped}</header>'
-    )
-
-
-def _warnings(reports: Mapping[str, Report]) -> str:
-    """Warnings, then layers that are not fine, then every note once with its layers."""
-    lines: dict[str, None] = {}
-    notes: dict[str, list[str]] = {}
-    for init, report in reports.items():
-        at = f"{init}: " if init else ""
-        lines |= dict.fromkeys(f'<li class="warning">{text(warning, 2000)}' for warning in report["warnings"])
-        for status in sorted({layer["status"] for layer in report["layers"]} - FINE):
-            names = [layer["name"] for layer in report["layers"] if layer["status"] == status]
-            if names and (not at or init == "lsuv"):
-                lines[f'<li class="bad">{text(at)}{text(status)}: {_some(names)}'] = None
-        for layer in report["layers"]:
-            for note in layer["notes"]:
-                if layer["name"] not in notes.setdefault(note, []):
-                    notes[note].append(layer["name"])
-    lines |= dict.fromkeys(f"<li>{_some(names)}: {text(note, 2000)}" for note, names in notes.items())
-    return f'<section class="warnings"><h2>Remarks</h2><ul>{"".join(lines)}</ul></section>' if lines else ""
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(f'<code>{text(name)}</code>' for name in names[:most])}{more}"
+    return -max(known)[1] if known else 0
 
 
 def _graph(report: Report) -> str:
@@ -225,7 +181,7 @@ def _graph(report: Report) -> str:
         return ""
     return (
         '<section><h2>Graph</h2><p class="tools" hidden><label>Colour by <select id="colour"></select></label></p>'
-        f"{drawing(outline, report['layers'])}</section>"
+        f"{drawing(outline, report['layers'], fields_of(report)['variance'])}</section>"
     )
 
 
@@ -240,51 +196,6 @@ def _chosen(report: Report) -> str:
         '</div><p class="small">Of at most 65,536 entries; entries beyond five standard deviations are counted in the '
         "outermost bins.</p></section>"
     )
-
-
-def _facts(report: Report, command: str) -> str:
-    details = report.get("details") or {}
-    groups: dict[str, Mapping[str, Any]] = {
-        "Run": {
-            "model": report["model"],
-            **({"written": report["output"]} if report["output"] else {}),
-            "data": report["data"] or "none",
-            "samples": f"{report['samples']} in {plural(report['batches'], 'batch').replace('batchs', 'batches')}",
-            "device": report["device"],
-        },
-        "Input files, SHA-256": details.get("files") or {},
-        "Versions": details.get("versions") or {"lsuv": report["version"]},
-        "Settings": report["settings"],
-        "Seconds": report["seconds"],
-        "Memory expected, bytes": report["memory"],
-        "Carried into the weights file": _carried(report.get("carried")),
-    }
-    lists = "".join(
-        f"<div><h3>{title}</h3><dl>"
-        + "".join(f"<dt>{text(key)}</dt><dd>{_value(value)}</dd>" for key, value in facts.items())
-        + "</dl></div>"
-        for title, facts in groups.items()
-        if facts
-    )
-    repeat = f"<h3>To repeat it</h3><pre><code>{text(command, 4000)}</code></pre>" if command else ""
-    return (
-        f'<section class="facts"><h2>How it was made</h2>{repeat}<div class="columns">{lists}</div>'
-        '<p class="tools" hidden><button id="save" type="button">Save the report as JSON</button></p></section>'
-    )
-
-
-def _carried(account: Mapping[str, Any] | None) -> dict[str, Any]:
-    if account is None:
-        return {}
-    return {"tensors": f"{account['tensors']} of {account['total']}"} | {
-        item["name"]: item["reason"] for item in account["left"]
-    }
-
-
-def _value(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return text(", ".join(map(str, value)) or "none")
-    return "none" if value is None or value == "" else text(json.dumps(value) if isinstance(value, bool) else value)
 
 
 @functools.cache
@@ -304,10 +215,6 @@ def _document(
         f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    kind, held = "application/json", data(content)
-    if len(held) > LARGEST_PLAIN:
-        kind, packed = "application/json;encoding=gzip,base64", gzip.compress(held.encode(), mtime=0)
-        held = base64.b64encode(packed).decode()
     title = text(f"lsuv: {PurePath(report['model']).name or report['model']}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -316,7 +223,7 @@ def _document(
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{style}</style></head><body>{body}'
         f'<div id="tip" role="status" hidden></div>'
-        f'<script id="report" type="{kind}">{held}</script>\n'
+        f"{packing.element(content)}\n"
         f'<script id="data" type="application/json">{data(for_script)}</script>\n'
         f"<script>{script}</script></body></html>\n"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from lsuv_cli.page.layout import Edge, Layout, Node, lay_out
 from lsuv_cli.page.markup import text
 from lsuv_cli.page.table import target_of
-from lsuv_cli.text import decades, number, short_names
+from lsuv_cli.text import decades
 
 WIDTH, CELL, BOX, LANE, HEAD, GAP = 960, 30, 24, 24, 16, 10
 IN_ROW = (WIDTH - CELL) // CELL  # columns
@@ -23,13 +23,17 @@ MEANINGS = ("below 10⁻⁴", "10⁻⁴", "10⁻²", "10⁻¹", "target", "10", 
 
 
 def shade(variance: float | None, target: float) -> str:
-    """The class of a variance's colour; `vx` where there is none."""
-    at = decades(variance, target)
-    return "vx" if math.isnan(at) else f"v{sum(at > limit for limit in SHADES)}"
+    """The class of a variance's colour; `vx` where there is none, `vn` where it is not finite."""
+    if variance is None or math.isnan(variance):
+        return "vx" if variance is None else "vn"
+    return f"v{sum(decades(variance, target) > limit for limit in SHADES)}"
 
 
-def drawing(outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]) -> str:
+def drawing(
+    outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]], variances: Sequence[float | None]
+) -> str:
     """The drawing of an outline, with a link from each layer to its row of the table."""
+    shades = [shade(v, target_of(layer)) for v, layer in zip(variances, layers, strict=True)]
     # The model's input is a node of its own in front of the others.
     nodes = [Node((), None)]
     for item in outline:
@@ -39,16 +43,15 @@ def drawing(outline: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, 
     places = [None, *(item["layer"] for item in outline)]
     picture = _Picture(layout, [JOINT if layer is None else BOX // 2 for layer in places])
     body = [picture.bands(), f'<path class="edge" d="{"".join(map(picture.edge, layout.edges))}"/>']
-    names, _ = short_names([layer["name"] for layer in layers])
     ops = ["in", *(item["op"] for item in outline)]
     for k, (op, layer) in enumerate(zip(ops, places, strict=True)):
         x, y = picture.at(layout.columns[k], layout.lanes[k])
-        body.append(_joint(x, y, op) if layer is None else _layer(x, y, layer, layers[layer], names[layer]))
+        body.append(_joint(x, y, op) if layer is None else _layer(x, y, layer, shades[layer]))
     legend = "".join(f'<li><i class="v{k}"></i>{meaning}</li>' for k, meaning in enumerate(MEANINGS))
     scroll = ' class="graph-scroll" tabindex="0"' if picture.rows > MOST_ROWS else ""
     return (
         f"<figure{scroll}><figcaption>The graph: layers by number and variance / target, stage after stage</figcaption>"
-        f'<ul class="legend">{legend}<li><i class="vx"></i>not measured</li></ul>'
+        f'<ul class="legend">{legend}<li><i class="vn"></i>not finite</li><li><i class="vx"></i>not measured</li></ul>'
         f'<svg id="graph" class="graph" viewBox="0 0 {WIDTH} {picture.height}" role="group" '
         f'aria-label="Layers of the graph">{"".join(body)}</svg></figure>'
     )
@@ -94,38 +97,31 @@ class _Picture:
         return f"{path}H{x - CELL + gap}{into}" if end > start + 1 else f"{path}{into}"
 
     def bands(self) -> str:
-        """A band behind the columns of each stage, and its number."""
+        """A band behind the columns of every second stage, and the number of each stage."""
         starts = [*self.layout.starts, max(self.layout.columns, default=0) + 1]
-        parts = []
+        bands, parts = [], []
         for stage, (start, end) in enumerate(itertools.pairwise(starts)):
             column = start
             while column < end:
                 until = min(end, (column // IN_ROW + 1) * IN_ROW)
                 row, x, width = column // IN_ROW, CELL * (column % IN_ROW) + CELL // 2, CELL * (until - column)
-                parts.append(
-                    f'<rect class="stage{stage % 2}" x="{x}" y="{self.tops[row]}" width="{width}" '
-                    f'height="{self.heights[row] - 4}"/>'
-                )
+                if stage % 2 == 0:
+                    height = self.heights[row] - 4
+                    bands.append(f"M{x} {self.tops[row]}h{width}v{height}h-{width}z")
                 if column == start:
                     label = f"stage {stage + 1}" if width >= 2 * CELL else f"{stage + 1}"
-                    parts.append(f'<text class="stage" x="{x + 4}" y="{self.tops[row] + 12}">{label}</text>')
+                    parts.append(f"<text class=stage x={x + 4} y={self.tops[row] + 12}>{label}</text>")
                 column = until
-        return "".join(parts)
+        return f'<path class="band" d="{"".join(bands)}"/>{"".join(parts)}'
 
 
-def _layer(x: float, y: float, k: int, layer: Mapping[str, Any], name: str) -> str:
-    told = f"{k + 1} {name}: {layer['status']}"
-    if layer["variance"] is not None:
-        told += f", variance {number(layer['variance'])}"
-    return (
-        f'<a href="#L{k}" class="{shade(layer["variance"], target_of(layer))}"><title>{text(told)}</title>'
-        f'<rect x="{x - BOX / 2:g}" y="{y - 8:g}"/>'
-        f'<text x="{x:g}" y="{y + 3.5:g}">{k + 1}</text></a>'
-    )
+def _layer(x: float, y: float, k: int, colour: str) -> str:
+    """A box. Its size is in the style sheet, and the script gives it a label from the table."""
+    return f'<a href=#L{k} class={colour} transform="translate({x:g} {y:g})"><rect/><text>{k + 1}</text></a>'
 
 
 def _joint(x: float, y: float, op: str) -> str:
     return (
-        f'<g class="joint"><title>{text(op)}</title><circle cx="{x:g}" cy="{y:g}" r="{JOINT}"/>'
-        f'<text x="{x:g}" y="{y + 4:g}">{SIGNS.get(op, "•")}</text></g>'
+        f'<g class=joint transform="translate({x:g} {y:g})"><title>{text(op)}</title><circle/>'
+        f"<text>{SIGNS.get(op, '•')}</text></g>"
     )

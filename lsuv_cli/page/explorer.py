@@ -13,7 +13,7 @@ from lsuv_cli.page.drawing import SHADES
 from lsuv_cli.page.table import target_of
 
 COLOURS = ("#253f8e", "#3d6cc0", "#7ea6dd", "#c3d7ef", "#bfe3c8", "#f7d9b5", "#f0a869", "#d9682e", "#a01f16")
-LIGHT_TEXT = frozenset({0, 1, 7, 8})  # colours on which dark text cannot be read
+LIGHT_TEXT = frozenset({0, 1, 8})  # colours on which dark text cannot be read
 HIGHEST = 1e308  # of the last colour
 
 

@@ -25,6 +25,6 @@ def data(value: Any) -> str:
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def exact(value: float) -> str:
-    """A number with five digits, and no zeros in its exponent."""
-    return f"{value:.5g}".replace("e-0", "e-").replace("e+0", "e")
+def exact(value: float, digits: int = 5) -> str:
+    """A number with some digits, and no zeros in its exponent."""
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e")

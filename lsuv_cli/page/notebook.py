@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lsuv_cli.labels import distinct, label
 from lsuv_cli.page.markup import text
-from lsuv_cli.page.table import FINE, target_of
+from lsuv_cli.page.table import FINE, fields_of, target_of
 from lsuv_cli.text import decades, number, plural, short_names
 
 MOST_ROWS = 60
+LONGEST_NAME = 60
 WIDEST = 6.0  # decades at each side of a bar's middle
 STYLE = "text-align:left;padding:1px 8px;white-space:nowrap"
 
@@ -21,7 +23,9 @@ def cells(reports: Mapping[str, Report], told: str) -> str:
     """One report, or several by the names of their initializations, as HTML for a notebook's cell."""
     first = next(iter(reports.values()))
     layers = first["layers"]
-    names, prefix = short_names([layer["name"] for layer in layers])
+    names, prefix = short_names([label(layer["name"]) for layer in layers[:MOST_ROWS]])
+    names = distinct(names, LONGEST_NAME)
+    variances = [fields_of(report).get("variance", []) for report in reports.values()]
     titles = [
         "layer",
         "op",
@@ -34,7 +38,7 @@ def cells(reports: Mapping[str, Report], told: str) -> str:
     for k in range(min(len(layers), MOST_ROWS)):
         shown = [names[k], layers[k]["op"], "x".join(map(str, layers[k]["shape"]))]
         made = [f'<td style="{STYLE}">{text(cell, 60)}</td>' for cell in shown]
-        made += [_variance(report, k) for report in reports.values()]
+        made += [_variance(found[k], target_of(layers[k])) for found in variances]
         if len(reports) == 1:
             status = layers[k]["status"]
             colour = "" if status in FINE else ";color:#c02f2f;font-weight:600"
@@ -44,18 +48,17 @@ def cells(reports: Mapping[str, Report], told: str) -> str:
     said = f"<p>names without <code>{text(prefix)}</code>, with which all begin</p>" if prefix else ""
     warnings = "".join(f"<p><b>warning:</b> {text(warning, 800)}</p>" for warning in first["warnings"])
     return (
-        f"<div><p><b>{text(told, 800)}</b></p>{warnings}{said}<table><thead><tr>{head}</tr></thead>"
+        f'<div style="overflow-x:auto"><p><b>{text(told, 800)}</b></p>{warnings}{said}'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>{more}</div>"
     )
 
 
-def _variance(report: Report, k: int) -> str:
+def _variance(variance: float | None, target: float) -> str:
     """A variance and its bar: to the left it vanishes, to the right it explodes."""
-    layer = report["layers"][k]
-    variance = layer["variance"]
-    off = decades(variance, target_of(layer))
-    if math.isnan(off):
-        return f'<td style="{STYLE}"></td>'
+    if variance is None or math.isnan(variance):
+        return f'<td style="{STYLE}">{"" if variance is None else "not finite"}</td>'
+    off = decades(variance, target)
     wide = round(30 * min(abs(off), WIDEST) / WIDEST, 1)
     left = 30 - wide if off < 0 else 30
     colour = "#1a8f63" if abs(off) <= 0.05 else "#3d6cc0" if off < 0 else "#d9682e"
@@ -79,10 +82,10 @@ def plotted(series: Mapping[str, Sequence[float | None]]) -> str:
     figure = Figure(figsize=(7.2, 2.4), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
-    for label, values in series.items():
+    for line, values in series.items():
         drawn = [v if v is not None and 0 < v < math.inf else math.nan for v in values]
         axes.plot(
-            range(1, len(drawn) + 1), drawn, marker="." if len(drawn) <= 80 else None, label=label.replace("$", r"\$")
+            range(1, len(drawn) + 1), drawn, marker="." if len(drawn) <= 80 else None, label=line.replace("$", r"\$")
         )
     axes.set_yscale("log")
     axes.set_xlabel("layer")

@@ -127,6 +127,13 @@ def _call(net: torch.nn.Module, batch: Any) -> Call:
     else:
         call = Call((batch,), {})
     if not call.tensors:
+        nested = next((x for x in (*call.args, *call.kwargs.values()) if isinstance(x, tuple | list | Mapping)), None)
+        if nested is not None:
+            kind = type(nested).__name__
+            raise LsuvError(
+                f"forward takes a {kind}, which cannot be an input of an ONNX model: initialize the parts of the "
+                "network that take tensors, such as net.backbone"
+            )
         raise LsuvError(f"a batch of type {type(batch).__name__} has no tensor for the network's forward")
     for name, value in call.tensors.items():
         if value.is_nested or value.layout is not torch.strided:

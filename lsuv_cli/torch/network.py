@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -61,7 +62,10 @@ def tried(net: torch.nn.Module, call: Call) -> Any:
 @contextlib.contextmanager
 def exportable(net: torch.nn.Module, output: Any) -> Iterator[None]:
     """Let the network give its tensors alone if its output has what no exporter takes, as transformers' caches."""
-    if all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in _leaves(output)):
+    leaves = list(_leaves(output))
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise LsuvError("the network's output has no tensor, so it cannot be exported: let forward return one")
+    if not _is_dataclass(output) and all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves):
         yield
         return
 
@@ -75,9 +79,16 @@ def exportable(net: torch.nn.Module, output: Any) -> Iterator[None]:
         handle.remove()
 
 
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, Mapping)  # transformers' outputs are both
+
+
 def _leaves(value: Any) -> Iterator[Any]:
-    """What is in nested dicts, tuples and lists."""
-    if isinstance(value, Mapping):
+    """What is in nested dicts, tuples, lists and dataclasses."""
+    if _is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name))
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from _leaves(item)
     elif isinstance(value, tuple | list):

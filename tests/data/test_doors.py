@@ -119,7 +119,7 @@ def test_a_fifo_is_read_once_and_used_many_times(tmp_path: Path, save: Any) -> N
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_not_copied_beyond_half_of_the_free_space(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("lsuv_cli.data.streams.shutil.disk_usage", lambda _: SimpleNamespace(free=400))
+    monkeypatch.setattr("lsuv_cli.spool.shutil.disk_usage", lambda _: SimpleNamespace(free=400))
     os.mkfifo(tmp_path / "pipe")
 
     def write() -> None:

@@ -247,8 +247,10 @@ def difference(net: nn.Module, batch: Batch, path: Path, given: dict[str, np.nda
     return max(float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-9)) for one, other in pairs)
 
 
-def ways(name: str, exporter: str, directory: Path, folded: bool = False) -> Iterator[tuple[str, Outcome]]:
-    """Both ways home from one exporter's file."""
+def ways(
+    name: str, exporter: str, directory: Path, folded: bool = False, wanted: tuple[str, ...] = ("like", "names")
+) -> Iterator[tuple[str, Outcome]]:
+    """Both ways home from one exporter's file, or one of them."""
     net, batch = NETWORKS[name]()
     problem = ""
     try:
@@ -261,7 +263,7 @@ def ways(name: str, exporter: str, directory: Path, folded: bool = False) -> Ite
                 problem = "the exported file computes something else"
         except Exception:  # of onnxruntime, which gives its own kinds
             problem = "onnxruntime cannot run the exported file"
-    for way in ("like", "names"):
+    for way in wanted:
         yield way, Outcome("not exported", problem) if problem else by_file(name, path, way, folded)
 
 

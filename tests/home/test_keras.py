@@ -46,22 +46,23 @@ def images():
     return np.random.default_rng(0).standard_normal((32, 16, 16, 3)).astype(np.float32)
 
 
-def there_and_back(net, directory):
+def there_and_back(net, directory, data=None, *options):
     """The two lines in Keras, with the command between them; the written model's output."""
-    net(images())  # Keras exports networks that have run
+    data = images() if data is None else data
+    net(data)  # Keras exports networks that have run
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         net.export(directory / "net.onnx", format="onnx", verbose=False)
-    np.save(directory / "calib.npy", images())
+    np.save(directory / "calib.npy", data)
     np.savez(directory / "before.npz", *net.get_weights())
     words = ["net.onnx", "--data", "calib.npy", "--like", "before.npz", "--weights", "after.npz", "-o", "out.onnx"]
     with pytest.raises(SystemExit) as ended:
-        main(["init", *(str(directory / word) if "." in word else word for word in words)])
+        main(["init", *(str(directory / word) if "." in word else word for word in words), *options])
     assert ended.value.code == 0
     with np.load(directory / "after.npz") as after:
         net.set_weights([after[name] for name in after.files])
     session = ort.InferenceSession(directory / "out.onnx", providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: images()})[0]
+    return session.run(None, {session.get_inputs()[0].name: data})[0]
 
 
 def variances(net):
@@ -101,3 +102,33 @@ def test_a_network_whose_batch_norms_were_trained(tmp_path):
     scaled |= {name: v for name, v in variances(net).items() if name in (NORMS if folded else CONVOLUTIONS)}
     assert len(scaled) == 7
     assert near_one(scaled, 2e-3)
+
+
+def sequences():
+    return np.random.default_rng(0).standard_normal((32, 12, 6)).astype(np.float32)
+
+
+def test_convolutions_attention_and_a_recurrent_layer_on_sequences(tmp_path, capsys):
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    given = keras.Input((12, 6))
+    seen = [layers.Conv1D(16, 3)(given)]
+    x = layers.ReLU()(seen[-1])
+    seen.append(layers.MultiHeadAttention(2, 8)(x, x))
+    seen.append(layers.Conv1DTranspose(12, 3, strides=2)(seen[-1]))
+    hidden = layers.LSTM(10)(layers.ReLU()(seen[-1]))
+    seen.append(layers.Dense(5)(hidden))
+    net = keras.Model(given, seen[-1])
+    folded = keras.config.backend() == "tensorflow"  # where the exporter writes an LSTM, not a loop
+    before = net.get_weights()
+    expected = there_and_back(net, tmp_path, sequences(), *(["--recurrent"] if folded else []))
+    carried = capsys.readouterr().err
+    assert f"carried {9 if folded else 7} of {9 if folded else 7} tensors" in carried
+    found = np.asarray(net(sequences()))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    outputs = keras.Model(given, seen)(sequences())
+    assert near_one({str(k): float(np.asarray(y, np.float64).var()) for k, y in enumerate(outputs)}, 2e-3)
+    kernels = [k for k, (one, other) in enumerate(zip(before, net.get_weights(), strict=True)) if (one != other).any()]
+    assert len(kernels) == (9 if folded else 7)

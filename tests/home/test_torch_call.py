@@ -45,7 +45,7 @@ def variances(net, *given, **named):
 
 
 def random_states():
-    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+    return torch.get_rng_state().tolist(), np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()
 
 
 def state(net):

@@ -1,8 +1,10 @@
 """What `lsuv_` is given: networks of every making, and batches of which not all is fed. `pytest -m torch`."""
 
+import dataclasses
 import logging
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +194,31 @@ def test_an_output_that_no_exporter_takes_is_left_out_of_the_export(dynamo):
     assert not net._forward_hooks
 
 
+@dataclasses.dataclass
+class Logits:
+    values: Any
+
+
+class Answer(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(6, 8)
+        self.kind = kind
+
+    def forward(self, x):
+        return self.kind(super().forward(x))
+
+
+def test_an_output_that_is_a_dataclass():
+    net = Answer(Logits)
+    assert lsuv_(net, data()).exit_code == 0
+    assert net(data()).values.double().var(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [lambda y: None, Cache])
+def test_a_network_that_returns_no_tensor_is_refused(kind):
+    assert refused(Answer(kind), data()).startswith("the network's output has no tensor")
+
+
 def test_dynamo_is_true_or_false():
     assert refused(plain(), data(), dynamo="yes") == "`dynamo` 'yes' is not True, False or None"
 
@@ -251,6 +278,21 @@ def test_batches_that_are_no_dense_tensors_are_refused():
     assert refused(plain(), data().to_sparse()).endswith("make it dense")
     assert refused(plain(), nested).endswith("make it dense")
     assert refused(plain(), data().numpy()).startswith("the type ndarray is no batch")
+
+
+def test_a_list_of_images_is_no_input_and_its_backbone_is():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = plain()
+
+        def forward(self, images, targets=None):
+            return [self.backbone(image) for image in images]
+
+    net = Detector()
+    assert refused(net, ([data(), data()],)).endswith("such as net.backbone")
+    assert lsuv_(net.backbone, data()).exit_code == 0
+    assert variances(net, [data()]) == pytest.approx([1, 1, 1], abs=1e-4)
 
 
 def test_the_random_states_are_restored_after_a_shuffled_loader_and_a_random_network():

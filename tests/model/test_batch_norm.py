@@ -26,6 +26,24 @@ def test_training_mode_is_warned_about():
     assert "1 BatchNormalization node is in training mode" in text
 
 
+def test_training_mode_that_standardizes_a_weight_is_not_warned_about():
+    """As timm's ScaledStdConv2d is exported: no batch comes near it."""
+    before = model(
+        """g (float[N,8,3] x) => (float[N,6,3] y) {
+            t = Transpose<perm=[2, 0, 1]>(w) n, rm, rv = BatchNormalization<training_mode=1>(t, s, b, m, v)
+            k = Transpose<perm=[1, 2, 0]>(n) a = Conv(x, k) y = Conv(a, u) }""",
+        s=np.ones(6, np.float32),
+        b=np.zeros(6, np.float32),
+        m=np.zeros(6, np.float32),
+        v=np.ones(6, np.float32),
+        w=normal(8, 1, 6).transpose(2, 0, 1),
+        u=normal(6, 6, 1),
+    )
+    report = initialize(before, normal(64, 8, 3), exclude="a").report
+    assert [layer.status for layer in report.layers] == ["excluded", "ok"]
+    assert not report.warnings
+
+
 NORM = """g (float[N,3,6,6] x) => (float y) {
     a = Conv(x, u) n = BatchNormalization(a, s, b, m, v) r = Relu(n)
     c = Conv(r, w) o = BatchNormalization(c, s, b, m, v) y = BatchNormalization(o, s, b, m, v) }"""

@@ -1,7 +1,8 @@
-"""Networks of any depth for pages: a plain chain, a residual network, a transformer."""
+"""Networks of any depth for pages: a plain chain, a residual network, a transformer; and a report as of such a one."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import normal
+from lsuv_cli import Report
+from lsuv_cli.details import BINS, Details, Histogram, LayerDetails, OutlineNode
+from lsuv_cli.report import ChannelsReport, LayerReport, Status, SumReport
+
+BELL = np.exp(-(np.linspace(-3, 3, BINS) ** 2) / 2)
+BELL /= BELL.sum()
 
 
 class _Network:
@@ -79,3 +86,49 @@ def transformer(blocks: int, width: int = 8) -> onnx.ModelProto:
         y = net.add("Relu", [net.linear(x, f"{at}/up_proj/MatMul", width, width)], f"{at}/Relu")
         x = net.add("Add", [x, net.linear(y, f"{at}/down_proj/MatMul", width, width)], f"/model/layers.{k}/Add_1")
     return net.model([4, width], net.linear(x, "/lm_head/MatMul", width, width))
+
+
+def synthetic(
+    layers: int, seed: int = 0, command: str = "init", *, before: bool = True, channels: bool = False
+) -> Report:
+    """A report of a deep transformer with long names, as it is after a run with `--html`, in every field.
+
+    Digits are random, so that nothing can be compressed that could not be in earnest.
+    """
+    rng = np.random.default_rng(seed)
+    scaled = command == "init"
+    entries, details, sums = [], [], []
+    outline: list[OutlineNode] = []
+    for k in range(layers):
+        module = f"model.layers.{k // 6}.self_attn.{'qkvoud'[k % 6]}_proj"
+        name = f"/{module.replace('.', '/')}/MatMul"
+        draws = [math.exp(x) for x in rng.standard_normal(12)]
+        entries.append(
+            LayerReport(
+                name, "MatMul", Status.OK, module, k // 2 + 1, f"{module}.weight", (768, 768), 1, "float32",
+                "initializer",
+                variance_given=draws[0] if scaled and before else None,
+                variance_at_turn=draws[1] if scaled else None,
+                scale=draws[2] if scaled else None,
+                variance=draws[3], mean=draws[4], dead=float(f"{draws[6] / 99:.3f}"), weight_std=draws[5],
+                channels=ChannelsReport(768, 0, *draws[6:11]) if channels else None,
+                notes=("bias centred",) if channels else (),
+            )
+        )  # fmt: skip
+        histograms = []
+        for n in range(2):
+            heights = rng.multinomial(8192, BELL) * 1000 // 8192  # counts of a bell curve, as weights and outputs have
+            low, high = (float(f"{sign * draws[n]:.6g}") for sign in (-1, 1))
+            histograms.append(Histogram(low, high, tuple(map(int, heights))))
+        details.append(LayerDetails(float(f"{draws[4]:.6g}"), float(f"{draws[5]:.6g}"), *histograms))
+        outline.append(OutlineNode("MatMul", k, (len(outline) - 1,)))
+        if k % 2:
+            outline.append(OutlineNode("Add", None, (len(outline) - 1, len(outline) - 3)))
+            sum_name = f"/model/layers.{k // 6}/Add_{k % 6}"
+            sums.append(SumReport(sum_name, 1, k // 2 + 1, layers // 2, name, draws[10], draws[11]))
+    settings = {"target_variance": 1.0, "tol": 0.01, "rescale": True}
+    whole = Details({"m.onnx": "0" * 64}, {"onnx": "1.0"}, tuple(details), tuple(outline))
+    return Report(
+        command, "0", "m.onnx", tuple(entries), settings=settings, samples=8, stages=layers // 2, details=whole,
+        sums=tuple(sums),
+    )  # fmt: skip

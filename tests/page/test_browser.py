@@ -5,17 +5,18 @@ LSUV_SCREENSHOTS=DIR keeps a picture of each page, light and dark.
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from page_networks import chain, residual
-from test_page import EVIL, synthetic
+from page_networks import chain, residual, synthetic
+from test_page import EVIL, not_finite
 
 from helpers import normal
-from lsuv_cli import compare, initialize
+from lsuv_cli import Comparison, compare, initialize, inspect, measure
 
 pytestmark = pytest.mark.browser
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -84,6 +85,31 @@ def test_pages_of_5_54_and_500_layers(open_page, report, layers, scheme):
     assert page.locator("#graph a").count() == layers
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
+    assert_nothing_is_cut(page)
+
+
+def assert_nothing_is_cut(page):
+    """No label of a chart or box of the graph reaches over the edge, and the page does not scroll sideways."""
+    over = """() => [...document.querySelectorAll("svg.chart text, svg.graph text")].filter((text) => {
+      const box = text.getBoundingClientRect(), around = text.closest("figure").getBoundingClientRect();
+      return box.left < around.left - 1 || box.right > around.right + 1;
+    }).map((text) => text.textContent)"""
+    assert page.evaluate(over) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("command", ["inspect", "measure", "compare"])
+def test_pages_of_500_layers_of_the_other_commands(open_page, command):
+    made = {"lsuv": synthetic(500), "lsuv+channel": synthetic(500, 1, before=False, channels=True)}
+    five = Comparison(made | {k: synthetic(500, n, "measure") for n, k in enumerate(("xavier", "msra", "keep"))})
+    shown = five if command == "compare" else synthetic(500, command=command)
+    page = open_page(shown.to_html(f"lsuv {command} m.onnx"), f"{command}500")
+    assert len(names(page)) == 500
+    assert page.locator("#graph a").count() == 500
+    assert_nothing_is_cut(page)
+    page.focus("#residual")
+    page.keyboard.press("End")
+    assert marked(page) == [499]
 
 
 def test_a_click_on_a_title_sorts_up_then_down(open_page, report):
@@ -171,7 +197,7 @@ def test_the_json_can_be_saved_also_where_it_is_compressed(open_page, tmp_path):
     assert "gzip" in page.get_attribute("#report", "type")
     with page.expect_download() as saved:
         page.click("#save")
-    assert json.loads(saved.value.path().read_text()) == many.to_json()
+    assert json.loads(saved.value.path().read_text(encoding="utf-8")) == many.to_json()
 
 
 def test_without_a_script_all_is_there_that_does_not_move(open_page, report):
@@ -199,3 +225,68 @@ def test_it_prints_every_row(open_page, report):
     page.emulate_media(media="print")
     assert page.locator(".scroll").evaluate("box => box.scrollHeight <= box.clientHeight")
     assert not page.is_visible("#filter")
+
+
+def test_on_paper_a_wide_table_keeps_what_matters_and_colours_are_light(open_page):
+    five = compare(residual(3), normal(8, 3, 12, 12), details=True)
+    page = open_page(five.to_html(), "paper", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    page.emulate_media(media="print", color_scheme="dark")
+    page.set_viewport_size({"width": 1040, "height": 700})  # A4, across
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert max(page.eval_on_selector_all("#layers tbody tr", "all => all.map(row => row.offsetHeight)")) < 60
+    heads = page.locator("#layers thead th:visible").all_text_contents()
+    assert [head for head in heads if head.startswith("variance")] == [f"variance {init}" for init in five]
+    assert "Left out on paper" in page.locator(".on-paper").inner_text()
+
+
+def test_the_residual_stream_tells_and_marks_the_layer_before_each_sum(open_page):
+    shown = inspect(residual(7), normal(8, 3, 12, 12), details=True)
+    page = open_page(shown.to_html())
+    page.focus("#residual")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    second = shown.sums[1]
+    assert page.text_content("#tip").startswith(f"2 {second.name}\nvariance: ")
+    assert shown.layers[marked(page)[0]].name == second.layer
+    box = page.locator("#residual").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.97, box["y"] + 60)
+    assert shown.layers[marked(page)[0]].name == shown.sums[-1].layer
+
+
+def test_what_is_not_finite_has_a_colour_of_its_own(open_page):
+    page = open_page(measure(not_finite(), normal(16, 8), details=True).to_html())
+    assert marked(page) == [2]
+    assert page.get_attribute('#graph a[href="#L3"]', "aria-label") == "4 fc3: non-finite, variance not finite"
+    page.hover('#graph a[href="#L3"]')
+    assert "as given: not finite" in page.text_content("#tip")
+
+
+def test_a_filter_finds_what_is_said_once(open_page, report):
+    page = open_page(report.to_html())
+    page.fill("#filter", "float32 layer2 conv1")
+    assert names(page) == [x.name for x in report.layers if "layer2" in x.name and "conv1" in x.name]
+
+
+def contrast(first, second):
+    """WCAG's ratio of two colours, given as rgb(r, g, b)."""
+
+    def luminance(colour):
+        parts = [int(x) / 255 for x in re.findall(r"\d+", colour)[:3]]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_in_the_graph_can_be_read_on_every_colour(open_page, scheme):
+    page = open_page(measure(chain(10), normal(16, 8), details=True).to_html(), "contrast", color_scheme=scheme)
+    fills = """kind => {
+      const box = document.querySelector("#graph a"); box.setAttribute("class", kind);
+      return [...box.children].map((part) => getComputedStyle(part).fill);
+    }"""
+    for kind in [*(f"v{k}" for k in range(9)), "vx", "vn"]:
+        assert contrast(*page.evaluate(fills, kind)) >= 4.5, kind

@@ -1,0 +1,22 @@
+"""Files for releases that no linter here reads: they say what pyproject.toml says."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from lsuv_cli.version import __version__
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_package():
+    recipe = (ROOT / "conda" / "meta.yaml").read_text()
+    assert re.search(r'set version = "(.*?)"', recipe).group(1) == __version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # conda has one package for onnxruntime with and without CUDA.
+    needed = {text.split(";")[0].strip().replace("onnxruntime-gpu", "onnxruntime") for text in project["dependencies"]}
+    run = recipe.split("  run:\n")[1].split("\n\n")[0]
+    listed = {line.strip("- ").replace(" ", "") for line in run.splitlines()}
+    assert listed == {*needed, f"python{project['requires-python']}"}
+    (entry,) = project["scripts"].items()
+    assert f"- {entry[0]} = {entry[1]}" in recipe
