@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lsuv_cli.cli import child_process
@@ -38,9 +37,9 @@ def at_once(
 
     requests = [
         api.Request(
-            model=str(Path(model).absolute()),
+            model=model,  # as it is typed: the process that takes it begins in this directory
             data=tuple(data or ()),
-            output=None if target is None else str(Path(target).absolute()),
+            output=target,
             force=writing.force,
             dry_run=writing.dry_run,
             without_weights=writing.without_weights,
