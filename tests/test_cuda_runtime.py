@@ -158,6 +158,28 @@ def test_out_of_memory_names_the_option_that_helps(libraries, mlp, tmp_path):
     assert any(event == "refused" for event, *_ in done.log)
 
 
+def test_strings_come_out_of_a_stage_and_go_into_the_next(libraries, tmp_path):
+    code = """
+import numpy as np, onnx
+from lsuv_cli.scaling import runtime
+from lsuv_cli.scaling.model_builder import StageModel
+from lsuv_cli.scaling.providers import PROVIDERS, Device
+def stage(text, fetches):
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 20]> ' + text)
+    feeds = {i.name: i.name for i in model.graph.input}
+    return runtime.Session(StageModel(model, {}, feeds, fetches, ()), Device(PROVIDERS["cuda"], 0, 1))
+words = np.array(["one", "two", "three"], object)
+first = stage("g (float[N,8] x, string[N] s) => (b, i) { b = Tanh(x) i = Identity(s) }", ("b", "i"))
+kept, _ = first.run({"x": runtime.host_value(np.ones((3, 8), np.float32)), "s": runtime.host_value(words)})
+second = stage("g (float[N,8] b, string[N] i) => (y, t) { y = Tanh(b) t = StringConcat(i, i) }", ("y", "t"))
+kept, _ = second.run(kept)
+print(*runtime.to_numpy(kept["t"]))
+"""
+    done = run(libraries, tmp_path, code=code)
+    assert done.err == ""
+    assert done.out == "oneone twotwo threethree\n"
+
+
 def test_strings_stay_on_the_host(libraries, tmp_path):
     code = f"""
 import numpy as np, onnx
