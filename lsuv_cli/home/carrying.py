@@ -89,7 +89,7 @@ class _Carrier:
         if origin is None:
             self.failed[use.place] = self.matching.reasons[use.place]
             return
-        if isinstance(origin, Parts) and any(len(piece.layouts) > 1 for piece in origin.pieces):
+        if isinstance(origin, Parts) and any(len(fragment.layouts) > 1 for fragment in origin.fragments):
             key = origin.keys[0]
             self.failed[use.place] = f"the values of {key} repeat, so that its axes cannot be told apart"
             return
@@ -218,6 +218,6 @@ def _name(graph: Graph, place: Place) -> str:
 def _regions(origin: Origin | None) -> Iterator[tuple[str, Region | None]]:
     """The parts of checkpoint tensors that a use reads."""
     if isinstance(origin, Parts):
-        yield from ((key, piece.part) for piece in origin.pieces for key in piece.keys)
+        yield from ((key, fragment.part) for fragment in origin.fragments for key in fragment.keys)
     else:
         yield from ((key, None) for key in keys_of(origin))

@@ -27,7 +27,7 @@ from lsuv_cli.home.checkpoints import Checkpoint, is_float
 from lsuv_cli.home.layouts import Layout
 from lsuv_cli.home.parametrizations import Multiple, Normalized, Shifted
 from lsuv_cli.home.products import Multiplied
-from lsuv_cli.home.values import Copies, Finder, Piece, Tensors
+from lsuv_cli.home.values import Copies, Finder, Fragment, Tensors
 from lsuv_cli.model import batch_norm
 from lsuv_cli.model.graph import Graph, attribute
 from lsuv_cli.model.layers import Layer, LayerSet
@@ -61,36 +61,36 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A constant made of parts of checkpoint tensors. A piece has several keys if nothing tells its tensors apart."""
+    """A constant made of parts of checkpoint tensors. A fragment has several keys if nothing tells its tensors apart."""
 
-    pieces: tuple[Piece, ...]
+    fragments: tuple[Fragment, ...]
     shape: tuple[int, ...]
     others: tuple[str, ...] = ()  # tensors of the same values in another shape or type
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (*(key for piece in self.pieces for key in piece.keys), *self.others)
+        return (*(key for fragment in self.fragments for key in fragment.keys), *self.others)
 
     @property
     def ambiguous(self) -> bool:
-        return bool(self.others) or any(len(piece.keys) > 1 for piece in self.pieces)
+        return bool(self.others) or any(len(fragment.keys) > 1 for fragment in self.fragments)
 
     def read(self, tensors: Tensors) -> Array:
-        if len(self.pieces) == 1:
-            return self.pieces[0].read(tensors)
+        if len(self.fragments) == 1:
+            return self.fragments[0].read(tensors)
         whole = np.empty(self.shape, np.float64)
-        for piece in self.pieces:
-            assert piece.place is not None
-            piece.place.of(whole)[...] = piece.read(tensors)
+        for fragment in self.fragments:
+            assert fragment.place is not None
+            fragment.place.of(whole)[...] = fragment.read(tensors)
         return whole
 
     def write(self, value: Array, tensors: Tensors) -> dict[str, Array]:
         found: dict[str, Array] = {}
-        for piece in self.pieces:
-            for key in piece.keys:
+        for fragment in self.fragments:
+            for key in fragment.keys:
                 target = found.setdefault(key, np.array(tensors(key), order="C"))
                 with np.errstate(over="ignore"):  # found when the value is read back
-                    piece.write(target, value)
+                    fragment.write(target, value)
         return found
 
 
@@ -174,27 +174,27 @@ class _Matcher:
             if use.place not in self.origins:
                 self.reasons.setdefault(use.place, self.missing(use))
 
-    def exact(self, use: Use, value: Array, found: list[tuple[Piece, ...]]) -> None:
+    def exact(self, use: Use, value: Array, found: list[tuple[Fragment, ...]]) -> None:
         """Choose among equal tensors by the use's module, then by the constant's own name."""
         if isinstance(self.origins.get(use.place), Shifted):
             return
         others: tuple[str, ...] = ()
         if len(found[0]) > 1:  # a join
-            pieces = tuple(replace(p, keys=self.told(use, p.keys)) for p in found[0])
+            fragments = tuple(replace(p, keys=self.told(use, p.keys)) for p in found[0])
         else:
-            keys = self.told(use, [key for (piece,) in found for key in piece.keys])
-            (first,) = next(pieces for pieces in found if keys[0] in pieces[0].keys)
-            pieces = (replace(first, keys=tuple(key for key in keys if key in first.keys)),)
+            keys = self.told(use, [key for (fragment,) in found for key in fragment.keys])
+            (first,) = next(fragments for fragments in found if keys[0] in fragments[0].keys)
+            fragments = (replace(first, keys=tuple(key for key in keys if key in first.keys)),)
             others = tuple(key for key in keys if key not in first.keys)
-        for piece in pieces:
+        for fragment in fragments:
             if use.layer is not None and (
-                key := next((k for k in piece.keys if _parametrized(self.checkpoint, k)), "")
+                key := next((k for k in fragment.keys if _parametrized(self.checkpoint, k)), "")
             ):
                 self.reasons[use.place] = f"the module computes its weight from {key}"
                 return
-            if len(piece.layouts) == 1 and not piece.plain:
-                self.layouts[use.manner].add(piece.layouts[0].permutation)
-        self.origins[use.place] = Parts(pieces, value.shape, others)
+            if len(fragment.layouts) == 1 and not fragment.plain:
+                self.layouts[use.manner].add(fragment.layouts[0].permutation)
+        self.origins[use.place] = Parts(fragments, value.shape, others)
 
     def multiplied(self, use: Use) -> Multiplied | None:
         """The origin of a constant that is computed as a product of a checkpoint tensor and fixed numbers."""
@@ -203,13 +203,13 @@ class _Matcher:
             return None
         value = self.graph.array(product.tensor)
         found = self.finder.whole(value)
-        keys = self.told(use, [key for (piece,) in found for key in piece.keys])
-        pieces = [replace(piece, keys=keys) for (piece,) in found if set(keys) <= set(piece.keys)]
-        if len(keys) != 1 or len(pieces) != 1 or len(pieces[0].layouts) != 1:
+        keys = self.told(use, [key for (fragment,) in found for key in fragment.keys])
+        fragments = [replace(fragment, keys=keys) for (fragment,) in found if set(keys) <= set(fragment.keys)]
+        if len(keys) != 1 or len(fragments) != 1 or len(fragments[0].layouts) != 1:
             return None
         others = [self.finder.whole(self.graph.array(name)) for name in product.others]
-        fixed = tuple(key for found in others for (piece,) in found for key in piece.keys)
-        return Multiplied(Parts((pieces[0],), value.shape), product, value.shape, fixed)
+        fixed = tuple(key for found in others for (fragment,) in found for key in fragment.keys)
+        return Multiplied(Parts((fragments[0],), value.shape), product, value.shape, fixed)
 
     def told(self, use: Use, keys: Iterable[str]) -> tuple[str, ...]:
         best = scopes.best(use.scope, list(keys))
@@ -271,29 +271,29 @@ class _Matcher:
         """
         for use in self.uses:
             origin = self.origins.get(use.place)
-            if isinstance(origin, Parts) and any(len(piece.layouts) > 1 for piece in origin.pieces):
+            if isinstance(origin, Parts) and any(len(fragment.layouts) > 1 for fragment in origin.fragments):
                 known = self.layouts.get(use.manner, set())
-                pieces = tuple(
+                fragments = tuple(
                     replace(
-                        piece,
-                        layouts=self.layout_by_name(use, piece)
-                        or tuple(x for x in piece.layouts if {x.permutation} == known)
-                        or piece.layouts,
+                        fragment,
+                        layouts=self.layout_by_name(use, fragment)
+                        or tuple(x for x in fragment.layouts if {x.permutation} == known)
+                        or fragment.layouts,
                     )
-                    for piece in origin.pieces
+                    for fragment in origin.fragments
                 )
-                self.origins[use.place] = replace(origin, pieces=pieces)
+                self.origins[use.place] = replace(origin, fragments=fragments)
 
-    def layout_by_name(self, use: Use, piece: Piece) -> tuple[Layout, ...]:
+    def layout_by_name(self, use: Use, fragment: Fragment) -> tuple[Layout, ...]:
         """The layout of a constant whose stored tensor has the name and the shape of a checkpoint tensor.
 
         The name may be that of an equal tensor, which an exporter merged with this one.
         """
-        if piece.part or piece.place:
+        if fragment.part or fragment.place:
             return ()
         found = moves.origins(self.graph, use.name)
         name = found[0].tensor if len(found) == 1 else use.name
-        shape = self.checkpoint.tensors[piece.keys[0]].shape
+        shape = self.checkpoint.tensors[fragment.keys[0]].shape
         stored = self.checkpoint.tensors.get(name)
         if stored is None or name not in self.graph.tensors or not stored.shape == self.graph.shape(name) == shape:
             return ()
@@ -301,7 +301,7 @@ class _Matcher:
         if found:
             places[found[0].here] = found[0].there
         indices = np.arange(places.size).reshape(shape)
-        return tuple(x for x in piece.layouts if np.array_equal(x.forward(indices).reshape(-1), places))[:1]
+        return tuple(x for x in fragment.layouts if np.array_equal(x.forward(indices).reshape(-1), places))[:1]
 
     def tie_tables(self) -> dict[str, str]:
         """Treat checkpoint tensors that equal an embedding table as tied to it: equal random tables are no accident.
@@ -315,11 +315,11 @@ class _Matcher:
                 first |= dict.fromkeys(copies.keys, copies.keys[0])
         for place, origin in self.origins.items():
             if isinstance(origin, Parts) and first.keys() & set(origin.keys):
-                pieces = tuple(
-                    replace(piece, keys=tuple(dict.fromkeys(first.get(key, key) for key in piece.keys)))
-                    for piece in origin.pieces
+                fragments = tuple(
+                    replace(fragment, keys=tuple(dict.fromkeys(first.get(key, key) for key in fragment.keys)))
+                    for fragment in origin.fragments
                 )
-                self.origins[place] = replace(origin, pieces=pieces)
+                self.origins[place] = replace(origin, fragments=fragments)
         return {key: other for key, other in first.items() if key != other}
 
     def complain_if_strange(self, uses: list[Use]) -> None:

@@ -43,7 +43,7 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Fragment:
     """A part of a constant that is a part of a checkpoint tensor; a region of None is the whole tensor."""
 
     keys: tuple[str, ...]  # checkpoint tensors that are equal
@@ -82,23 +82,23 @@ class Finder:
         self._totals: dict[str, dict[tuple[int, int], list[Copies]]] = {}
         self._slabs: dict[tuple[str, str, tuple[int, int]], fingerprints.Sums] = {}
 
-    def whole(self, value: Array) -> list[tuple[Piece, ...]]:
+    def whole(self, value: Array) -> list[tuple[Fragment, ...]]:
         """Checkpoint tensors that are the constant (rule 1)."""
         plain = is_plain(value)
-        found: list[tuple[Piece, ...]] = []
+        found: list[tuple[Fragment, ...]] = []
         for copies in self._of_total(value.dtype)[fingerprints.total(value), value.size]:
             known = self._layouts(value, self._cast(copies.keys[0], value.dtype), plain)
             if known:
-                found.append((Piece(copies.keys, known, plain=plain),))
+                found.append((Fragment(copies.keys, known, plain=plain),))
         return found
 
-    def parts(self, value: Array) -> list[tuple[Piece, ...]]:
+    def parts(self, value: Array) -> list[tuple[Fragment, ...]]:
         """Slices and joins of checkpoint tensors that are the constant (rules 2 and 3)."""
         if value.size < 2 or is_plain(value):
             return []
         return [*self._slices(value), *self._joins(value)]
 
-    def _slices(self, value: Array) -> Iterator[tuple[Piece, ...]]:
+    def _slices(self, value: Array) -> Iterator[tuple[Fragment, ...]]:
         wanted = fingerprints.total(value)
         for copies in self.copies:
             if copies.plain or np.prod(copies.shape) <= value.size:
@@ -113,38 +113,38 @@ class Finder:
                     part = Region(axes, int(start), int(start) + width)
                     known = self._layouts(value, part.of(self._cast(copies.keys[0], value.dtype)), False)
                     if known:
-                        yield (Piece(copies.keys, known, part),)
+                        yield (Fragment(copies.keys, known, part),)
 
-    def _joins(self, value: Array) -> Iterator[tuple[Piece, ...]]:
+    def _joins(self, value: Array) -> Iterator[tuple[Fragment, ...]]:
         totals = self._of_total(value.dtype)
         sizes = sorted({size for _, size in totals if 1 < size < value.size}, reverse=True)
         for axes in _axes(value.shape):
             _, count, _ = fingerprints.split(value.shape, axes)
             each = value.size // count
             sums = np.concatenate([[np.uint64(0)], np.cumsum(fingerprints.slabs(value, axes), dtype=np.uint64)])
-            pieces: list[Piece] = []
+            fragments: list[Fragment] = []
             at = 0
             while at < count:
-                piece = None
+                fragment = None
                 for width in (size // each for size in sizes if size % each == 0 and at + size // each <= count):
                     with np.errstate(over="ignore"):
                         wanted = int(sums[at + width] - sums[at])
-                    piece = self._join(value, Region(axes, at, at + width), totals.get((wanted, width * each), []))
-                    if piece is not None:
+                    fragment = self._join(value, Region(axes, at, at + width), totals.get((wanted, width * each), []))
+                    if fragment is not None:
                         break
-                if piece is None or piece.place is None:
+                if fragment is None or fragment.place is None:
                     break
-                pieces.append(piece)
-                at = piece.place.stop
-            if at == count and len(pieces) > 1:
-                yield tuple(pieces)
+                fragments.append(fragment)
+                at = fragment.place.stop
+            if at == count and len(fragments) > 1:
+                yield tuple(fragments)
                 return
 
-    def _join(self, value: Array, place: Region, candidates: list[Copies]) -> Piece | None:
+    def _join(self, value: Array, place: Region, candidates: list[Copies]) -> Fragment | None:
         for copies in candidates:
             known = self._layouts(place.of(value), self._cast(copies.keys[0], value.dtype), copies.plain)
             if known:
-                return Piece(copies.keys, known, place=place, plain=copies.plain)
+                return Fragment(copies.keys, known, place=place, plain=copies.plain)
         return None
 
     def _layouts(self, there: Array, here: Array, plain: bool) -> tuple[Layout, ...]:
