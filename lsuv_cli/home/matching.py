@@ -61,7 +61,7 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A constant made of parts of checkpoint tensors. A fragment has several keys if nothing tells its tensors apart."""
+    """A constant made of parts of checkpoint tensors. A fragment has several keys if nothing tells them apart."""
 
     fragments: tuple[Fragment, ...]
     shape: tuple[int, ...]
