@@ -170,12 +170,13 @@ class Trials:
         first = set(self.feedback)
         for base, users in by_tensor(self.layers).items():
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
-            live = self._live(users, verified)
+            live = self._signals(users, verified)
             if live and (base in first or set(deciding) == {Status.DEAD}) and len(users) > len(deciding):
                 self.feedback[base] = math.sqrt(users[0].target / pooled(live).variance)
         return bool(new or freed) or set(self.feedback) != first
 
-    def _live(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+    def _signals(self, users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+        """The uses of a weight that have a finite variance above zero in the written file, and are no noise."""
         found = [verified[x.output] for x in users]
         return [m for m in found if m.finite and m.variance > 0.0 and not m.noise]
 
@@ -185,7 +186,7 @@ class Trials:
         for base, users in by_tensor(self.layers).items():
             scaled = [x.output for x in users if x.output in self.turns and x.output not in self.unscaled]
             turns = [self.turns[output] for output in scaled]
-            found = self._live(users, verified) if base in self.feedback else [verified[output] for output in scaled]
+            found = self._signals(users, verified) if base in self.feedback else [verified[output] for output in scaled]
             if found and turns and all(turn.status is Status.OK for turn in turns):
                 worst = max(worst, turns[0].deviation(pooled(found)))
         return worst
