@@ -65,6 +65,7 @@ def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
         else:
             store.put(tensor, *_quantized(found[name], tensor, quantum, stream(seed, name)))
     file.absent.clear()
+    file.filled = True
     return f"{len(found)} tensors had no values and were made by their role: {roles.counted(found)}"
 
 
