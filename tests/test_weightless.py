@@ -362,16 +362,12 @@ def test_external_weights_are_stripped(tmp_path):
     assert initialize(small, DATA).report.exit_code == 0
 
 
-def test_what_is_no_tensor_is_told():
+def test_graphs_for_training_are_removed():
     given = model("g (float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", w=normal(8, 8))
-    given.opset_import.add(domain="ai.onnx.ml", version=3)
-    given.graph.node.append(helper.make_node("Scaler", ["x"], ["z"], domain="ai.onnx.ml", scale=[1.0] * 20))
-    given.graph.node[-1].attribute.append(helper.make_attribute("offset", [1.0, 2.0]))
     given.training_info.add().algorithm.initializer.append(numpy_helper.from_array(normal(9), "momentum"))
     done = strip(given)
-    assert any("20 numbers in its attribute 'scale'" in warning for warning in done.warnings)
-    assert any("2 numbers in its attribute 'offset'" in warning for warning in done.warnings)
     assert not done.model.training_info
+    assert "graphs for training" in done.warnings[0]
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
