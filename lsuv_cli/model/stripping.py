@@ -26,7 +26,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.model import number_lists, roles
 from lsuv_cli.model.file import VALUES, ModelFile, byte_size, embed, is_external, is_stripped, stripped_mark, tensors
-from lsuv_cli.model.flatten import label
+from lsuv_cli.model.flatten import free_name, label
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.roles import Role
 
@@ -69,7 +69,7 @@ def strip(file: ModelFile, graph: Graph, keep: Sequence[str], larger_than: int) 
         return bool(hits)
 
     for number, tensor in enumerate(tensors(model)):
-        name = tensor.name or f"constant {number}"
+        name = free_name(tensor.name or f"constant {number}", done.roles)  # names repeat between inner graphs
         kept = is_kept(tensor.name)
         role = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
         if is_stripped(tensor):

@@ -21,6 +21,7 @@ from lsuv_cli.memory import available_memory
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import number_lists, roles
 from lsuv_cli.model.file import BITS, ModelFile, byte_size, embed
+from lsuv_cli.model.flatten import free_name
 from lsuv_cli.model.places import Range
 from lsuv_cli.model.roles import Role
 from lsuv_cli.model.stripping import check_can_be_made, role_of
@@ -60,7 +61,7 @@ def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
     found: dict[str, Role] = {}
     for number, tensor in enumerate(file.absent):
         check_can_be_made(file, tensor)
-        name = tensor.name or f"constant {number}"
+        name = free_name(tensor.name or f"constant {number}", found)  # names repeat between inner graphs
         found[name] = role_of(tensor, by_id.get(id(tensor), Role.TABLE))
         quantum = by_quanta.get(id(tensor))
         if quantum is None:
