@@ -232,6 +232,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
 
+def between(page: str, mark: str, text: str) -> str:
+    """A page with this text between `<!-- mark -->` and `<!-- end of mark -->`."""
+    before, rest = page.split(f"<!-- {mark} -->\n")
+    return f"{before}<!-- {mark} -->\n\n{text}\n<!-- end of {mark} -->\n" + rest.split(f"<!-- end of {mark} -->\n")[1]
+
+
 def figure(path: Path, rows: int, columns: int, draw: Any, size: tuple[float, float] = (4.6, 3.4)) -> None:
     """Draw into a grid of axes and save a small PNG."""
     import matplotlib as mpl
