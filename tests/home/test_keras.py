@@ -132,3 +132,26 @@ def test_convolutions_attention_and_a_recurrent_layer_on_sequences(tmp_path, cap
     assert near_one({str(k): float(np.asarray(y, np.float64).var()) for k, y in enumerate(outputs)}, 2e-3)
     kernels = [k for k, (one, other) in enumerate(zip(before, net.get_weights(), strict=True)) if (one != other).any()]
     assert len(kernels) == (9 if folded else 7)
+
+
+def test_a_network_is_stripped_and_filled(tmp_path):
+    """The head's output has variance 1 in the filled file, and no value of a trained kernel was in the small one."""
+    net, data = network(trained=True), images()
+    net(data)
+    net.export(tmp_path / "net.onnx", format="onnx", verbose=False)
+    np.save(tmp_path / "calib.npy", data)
+    small, filled = str(tmp_path / "small.onnx"), str(tmp_path / "filled.onnx")
+    for words in (
+        ["strip", str(tmp_path / "net.onnx"), "-o", small],
+        ["init", small, "--data", str(tmp_path / "calib.npy"), "-o", filled],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+    content = (tmp_path / "small.onnx").read_bytes()
+    for array in net.get_weights():
+        values = [x for x in array.reshape(-1) if x not in (0, 1)]
+        assert not any(np.float32(x).tobytes() in content for x in values[:100])
+    session = ort.InferenceSession(filled, providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: data})[0].astype(np.float64)
+    assert abs(found.var() - 1) < 0.01
