@@ -5,13 +5,14 @@
     python benchmarks/weightless.py table               # the table in benchmarks/README.md, from the results
 
 The graphs are onnx's nine light models (the architectures of ResNet-50, VGG-19 and their like, whose weights are
-constants of a shape) and networks of tests/home/networks.py, exported with the weights that PyTorch gives them. Each is
-stripped by `lsuv strip` and filled by
+constants of a shape, and get such as PyTorch draws) and networks of tests/home/networks.py, exported with the weights
+that PyTorch gives them. Each is stripped by `lsuv strip` and filled by
 
 - `lsuv`: `lsuv init` with random data, LSUV and roles;
 - `polygraphy`: `polygraphy surgeon weight-reconstruct`, N(0, 1) for every marked initializer;
-- `uniform`: the idea of onnxruntime's `onnx_randomizer.py`, uniform numbers between the least and the greatest value of
-  a tensor. This needs the model as it was before it was stripped; the light models have no values, there -1 to 1.
+- `randomizer`: the script `onnxruntime/tools/onnx_randomizer.py` of onnxruntime's wheel: uniform numbers between the
+  least and the greatest value of every initializer of more than 10 values, integers too. It reads these values, so it
+  is given the model as it was before it was stripped. It has no seed; numpy's is set before it runs.
 
 Measured in onnxruntime without optimizers, on other samples than those that `lsuv` was given, at every layer's output
 and every output of the graph: whether all are finite, in float32 and, after onnxruntime's converter, in float16; and
@@ -28,19 +29,25 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pipeline
 from onnx import TensorProto, numpy_helper
 
 import lsuv_cli
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "weightless.json"
-TOOLS = ("lsuv", "polygraphy", "uniform")
+TOOLS = ("lsuv", "polygraphy", "randomizer")
+RANDOMIZER = """
+import runpy, numpy
+numpy.random.seed(0)
+runpy.run_module("onnxruntime.tools.onnx_randomizer", run_name="__main__")
+"""
 GRAPHS = 50
 EXPORTERS = ("torch", "torchvision", "timm", "transformers")  # versions of the environment that exports
 SAMPLES = 8  # for `lsuv init`
@@ -90,7 +97,11 @@ def saved(path: Path, feeds: Feeds) -> None:
 
 
 def with_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A light model with an initializer in the place of every weight that ConstantOfShape makes."""
+    """A light model with an initializer in the place of every weight that ConstantOfShape makes.
+
+    A matrix or filter is drawn as PyTorch draws it, uniform with the variance 1 / (3·fan-in).
+    """
+    rng = np.random.default_rng(0)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     kept = []
     for node in proto.graph.node:
@@ -99,6 +110,9 @@ def with_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
             continue
         value = numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, np.float32)
         array = np.full(stored[node.input[0]], value[0], value.dtype)
+        if array.ndim > 1 and array.size > 1 and array.dtype.kind == "f":
+            bound = 1 / math.sqrt(array.size / array.shape[0])
+            array = np.asarray(rng.uniform(-bound, bound, array.shape), array.dtype)
         proto.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
     del proto.graph.node[:]
@@ -146,22 +160,17 @@ def by_polygraphy(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
     onnx.save(proto, target)
 
 
-def by_uniform(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
-    proto, stripped = onnx.load(given), set(lsuv_cli.strip(given).roles)
-    rng = np.random.default_rng(0)
-    for tensor in proto.graph.initializer:
-        if tensor.name not in stripped:
-            continue
-        array = numpy_helper.to_array(tensor)
-        low, high = (-1.0, 1.0) if array.min() == array.max() else (float(array.min()), float(array.max()))
-        tensor.CopyFrom(numpy_helper.from_array(rng.uniform(low, high, array.shape).astype(array.dtype), tensor.name))
-    onnx.save(proto, target)
+def by_randomizer(small: Path, given: Path, feeds: Feeds, target: Path) -> None:
+    command = [sys.executable, "-c", RANDOMIZER, "-m", str(given), "-o", str(target)]
+    if any(tensor.external_data for tensor in onnx.load(given, load_external_data=False).graph.initializer):
+        command.append("--use_external_data_format")
+    subprocess.run(command, check=True, capture_output=True)
 
 
 FILL: dict[str, Callable[[Path, Path, Feeds, Path], None]] = {
     "lsuv": by_lsuv,
     "polygraphy": by_polygraphy,
-    "uniform": by_uniform,
+    "randomizer": by_randomizer,
 }
 
 
@@ -194,28 +203,30 @@ def measured(path: Path, feeds: Feeds, half: bool) -> dict[str, Any]:
 
 
 def run(folder: Path) -> None:
-    """Strip, fill and measure every graph that has no result yet."""
+    """Strip, fill and measure every graph with the tools that have no result for it yet."""
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"graphs": {}}
     exported = folder / "versions.json"
     results["versions"] = versions() | (json.loads(exported.read_text()) if exported.exists() else {})
     for data in sorted(folder.glob("*.npz"), key=lambda path: path.with_suffix(".onnx").stat().st_size):
         name = data.stem
-        if name in results["graphs"]:
+        entry = results["graphs"].setdefault(name, {})
+        missing = [tool for tool in TOOLS if tool not in entry]
+        if not missing:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            results["graphs"][name] = one(data.with_suffix(".onnx"), dict(np.load(data)), Path(scratch))
+            entry |= one(data.with_suffix(".onnx"), dict(np.load(data)), Path(scratch), missing)
         print(name, json.dumps(results["graphs"][name]), flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def one(given: Path, feeds: Feeds, scratch: Path) -> dict[str, Any]:
+def one(given: Path, feeds: Feeds, scratch: Path, tools: Sequence[str]) -> dict[str, Any]:
     small, target = scratch / "small.onnx", scratch / "filled.onnx"
     entry: dict[str, Any] = {}
     lsuv_cli.strip(given, small)
     entry["bytes"] = {"given": given.stat().st_size, "stripped": small.stat().st_size}
     # That it can be written about as kilobytes is no merit of compression: compressed weights stay megabytes.
     entry["bytes"]["stripped_zlib"] = len(zlib.compress(small.read_bytes()))
-    for tool in TOOLS:
+    for tool in tools:
         try:
             FILL[tool](small, given, feeds, target)
             entry[tool] = {"float32": measured(target, feeds, half=False)}
@@ -245,17 +256,18 @@ def versions() -> dict[str, str]:
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row for each tool: finite in float32, in float16, median and largest spread."""
-    graphs = results["graphs"].values()
-    runs_half = [g for g in graphs if any(g[tool].get("float16", {}).get("finite") for tool in TOOLS)]
+    """A row for each tool: finite in float32, in float16, median and largest spread, of the graphs that it filled."""
+    every = results["graphs"].values()
+    runs_half = [g for g in every if any(g.get(tool, {}).get("float16", {}).get("finite") for tool in TOOLS)]
     for tool in TOOLS:
+        graphs = [g for g in every if tool in g]
         whole = [g[tool]["float32"] for g in graphs if "float32" in g[tool]]
-        half = [g[tool].get("float16", {}) for g in runs_half]
+        half = [g[tool].get("float16", {}) for g in runs_half if tool in g]
         spreads = [w["spread"] for w in whole if w["spread"] is not None]
         yield (
             tool,
-            f"{sum(w['finite'] for w in whole)} of {len(results['graphs'])}",
-            f"{sum(bool(h.get('finite')) for h in half)} of {len(runs_half)}",
+            f"{sum(w['finite'] for w in whole)} of {len(graphs)}",
+            f"{sum(bool(h.get('finite')) for h in half)} of {len(half)}",
             f"{statistics.median(spreads):.1f}" if spreads else "",
             f"{max(spreads):.1f}" if spreads else "",
         )
@@ -267,14 +279,9 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-START, END = "<!-- weightless -->\n", "<!-- end of weightless -->\n"
-
-
-def with_table(readme: str, results: Mapping[str, Any] | None) -> str:
+def with_table(readme: str, results: Mapping[str, Any]) -> str:
     """benchmarks/README.md with the table of these results between its marks."""
-    before, rest = readme.split(START)
-    text = "Not run yet.\n" if results is None else f"\n{table(results)}\n"
-    return before + START + text + END + rest.split(END)[1]
+    return pipeline.between(readme, "weightless", table(results))
 
 
 def main() -> None:
