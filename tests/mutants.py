@@ -2,7 +2,7 @@
 """Mutation testing of `lsuv_cli/scaling` and `lsuv_cli/model`: how many of the mutants do the tests notice?
 
     python tests/mutants.py map MAP TESTS...   # which lines each test runs, and its time (Python 3.12 or newer)
-    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --sample, --again
+    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --share, --again
     python tests/mutants.py report RESULTS
 
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
@@ -27,6 +27,7 @@ import gc
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
 import random
 import resource
@@ -59,14 +60,14 @@ def modules() -> list[str]:
     return [f"{room}/{path.name}" for room in ROOMS for path in sorted((TREE / "lsuv_cli" / room).glob("*.py"))]
 
 
-def mutants(only: Sequence[str] = (), sample: int = 0, seed: int = 0) -> list[Mutant]:
-    """The mutants of all modules, or at most `sample` of each, in an order that only the seed decides."""
+def mutants(only: Sequence[str] = (), share: float = 1.0, seed: int = 0) -> list[Mutant]:
+    """The mutants of all modules, or this share of each (rounded up), in an order that only the seed decides."""
     drawn: list[Mutant] = []
     for module in modules():
         if not only or any(word in module for word in only):
             made = list(of_module(module, (TREE / "lsuv_cli" / module).read_text()))
             random.Random(f"{seed} {module}").shuffle(made)
-            drawn += made[: sample or None]
+            drawn += made[: math.ceil(share * len(made))]
     return drawn
 
 
@@ -377,7 +378,7 @@ def _assigned(mutant: Mutant) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     results = read(options.results)
     tests = Tests(options.map)
-    chosen = mutants(options.only, options.sample, options.seed)
+    chosen = mutants(options.only, options.share, options.seed)
     if options.again:
         chosen = [m for m in chosen if results.get(m.key, {}).get("verdict") in LIVE]
         excused = equivalent()
@@ -430,8 +431,14 @@ def report(options: argparse.Namespace) -> None:
     print("| module | mutants | tried | without effect | killed | left |\n|---|---|---|---|---|---|")
     for name, n in total.items():
         tried, matter = n["killed"] + n["excused"] + n["left"], n["killed"] + n["left"]
-        share = f" ({100 * n['killed'] / matter:.0f} %)" if matter else ""
+        share = f" ({100 * n['killed'] / matter:.0f} %, {_interval(n['killed'], matter)})" if matter else ""
         print(f"| {name} | {n['made']} | {tried} | {n['excused']} | {n['killed']}{share} | {n['left']} |")
+
+
+def _interval(killed: int, n: int, z: float = 1.96) -> str:
+    """Wilson's 95 % confidence interval of a proportion."""
+    middle, half = (killed + z**2 / 2) / (n + z**2), z / (n + z**2) * math.sqrt(killed * (n - killed) / n + z**2 / 4)
+    return f"{100 * (middle - half):.0f} to {100 * (middle + half):.0f} %"
 
 
 def in_a_copy(arguments: Sequence[str]) -> int:
@@ -453,7 +460,7 @@ def main() -> int:
     mapping.add_argument("tests", nargs="+")
     running = commands.add_parser("run")
     running.add_argument("map", type=Path)
-    running.add_argument("--sample", type=int, default=0, help="at most this many of each module")
+    running.add_argument("--share", type=float, default=1.0, help="of each module's mutants, drawn at random")
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--seconds", type=float, default=2.5, help="of tests for each mutant")
     running.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
