@@ -11,7 +11,7 @@
 2. It gets the tests that run its line: some that have the changed word in their text, those of the file named after the
    module, the twenty that run the fewest lines in all, then one of each file in turn, those of the module's room first
    and the quickest first, until there are --seconds of them; none takes a tenth of that. At the level of the module
-   these are the tests that run a line which reads the name, or one that is computed from it.
+   or of a class these are the tests that run a line which reads the name, or one that is computed from it.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
@@ -26,6 +26,7 @@ import difflib
 import gc
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -190,7 +191,7 @@ class Tests:
         return name + self.texts[file].get(name.partition("[")[0], "")
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
-        """Of a line at the level of the module: the tests that run a line which reads what is assigned there."""
+        """Of a line at the level of a module or a class: the tests that run a line which reads what is assigned."""
         lines = {line for name in _derived(mutant) for line in self.readers[name]}
         return {test for line in lines for test in self.by_line.get(line, ())}
 
@@ -367,8 +368,11 @@ def _derived(mutant: Mutant) -> set[str]:
 
 
 def _assigned(mutant: Mutant) -> list[str]:
-    """The names that a statement at the level of the module gives a value."""
-    for node in mutant.place.tree.body:
+    """The names that a statement at the level of the module, or of the class that the mutant is in, gives a value."""
+    bodies = [mutant.place.tree.body]
+    if mutant.place.is_class:
+        bodies = [node.body for node in ast.walk(mutant.place.tree) if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(*bodies):
         if node.lineno <= mutant.line <= (node.end_lineno or 0) and isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]

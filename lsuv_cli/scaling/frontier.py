@@ -15,8 +15,7 @@ import numpy as np
 from onnx import TensorProto, TypeProto, helper
 
 from lsuv_cli.errors import ModelError, OutputError
-from lsuv_cli.scaling.runtime import host_value
-from lsuv_cli.scaling.translation import translated
+from lsuv_cli.scaling.runtime import host_value, own_array
 
 
 @dataclass
@@ -102,8 +101,7 @@ class Frontier:
     def _spill(self, value: Any) -> Spilled:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="lsuv-")  # noqa: SIM115  it lives as long as the frontier
-        with translated():
-            array = np.ascontiguousarray(value.numpy())
+        array = np.ascontiguousarray(own_array(value))
         try:
             self._file.seek(self._end)
             self._file.write(array.reshape(-1).view(np.uint8).data)
