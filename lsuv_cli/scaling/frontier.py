@@ -130,8 +130,7 @@ def _type_of(value: Any, shape: Sequence[int | None] | None) -> TypeProto:
     match = re.search(r"tensor\((\w+)\)", text)
     if match is None:
         raise ModelError(f"a value of type {text} has to pass from one stage to the next, which is not possible")
-    names = {"float": "FLOAT", "double": "DOUBLE"}
-    code = TensorProto.DataType.Value(names.get(match[1], match[1].upper()))
+    code = TensorProto.DataType.Value(match[1].upper())
     kind = helper.make_tensor_type_proto(code, shape)
     for wrapper in reversed(wrappers):
         make = helper.make_sequence_type_proto if wrapper == "seq" else helper.make_optional_type_proto
