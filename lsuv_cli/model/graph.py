@@ -274,8 +274,7 @@ def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], 
                 )
             waiting[name].append(k)
         missing[k] = len(needs)
-    ready = [k for k, count in missing.items() if count == 0]
-    heapq.heapify(ready)
+    ready = [k for k, count in missing.items() if count == 0]  # in order, and so a heap
     ordered: list[NodeProto] = []
     while ready:
         node = nodes[heapq.heappop(ready)]

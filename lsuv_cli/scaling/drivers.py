@@ -95,7 +95,7 @@ def why_no_cuda(problem: str, major: int, index: int) -> str:
     if match := re.search(r"Invalid device ID: \d+, must be between 0 \(inclusive\) and (\d+)", problem):
         most = int(match[1]) - 1
         return f"there is no CUDA device {index}; the last one is `device=cuda:{most}`"
-    if re.search("cudnn (is unavailable|.*(cannot open|not found|failed to load))", problem, re.IGNORECASE):
+    if re.search("cudnn( is unavailable|.*(cannot open|not found|failed to load))", problem, re.IGNORECASE):
         return f"cuDNN {CUDNN} cannot be loaded; pip install 'lsuv-cli[cuda]' brings it"
     if re.search(r"no kernel image|CUDA failure (209|222)|ARCH_MISMATCH|unsupported toolchain", problem):
         last = f", or {older}, which runs on older cards" if major > 12 else ""

@@ -6,6 +6,7 @@ keeps nothing between two sessions. So all devices run the same code.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from lsuv_cli.scaling.translation import one_line, translated
 Array = NDArray[Any]
 
 VERSION = str(ort.__version__)
+BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 
 # MatMulScaleFusion: of two Muls by constants in a row, onnxruntime 1.31 removes the first even if another node reads
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
@@ -66,10 +68,9 @@ def run_whole(
     options.intra_op_num_threads = threads
     with translated("onnxruntime does not take the model"):
         session = ort.InferenceSession(model, options, providers=[CPU])
-    bfloat16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
     kinds = {i.name: i.type for i in session.get_inputs()}
     values = {
-        name: host_value(array.astype(bfloat16) if kinds[name] == "tensor(bfloat16)" else array)
+        name: host_value(array.astype(BFLOAT16) if kinds[name] == "tensor(bfloat16)" else array)
         for name, array in batch.items()
         if name in kinds
     }
@@ -203,13 +204,19 @@ def value_on(device: Device, array: Array) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(array, device.provider.memory, device.index)
 
 
-def to_numpy(value: Any) -> Array:
-    """A tensor as an array; bfloat16, which numpy does not know, as float32."""
+def own_array(value: Any) -> Array:
+    """A tensor on the host as an array of its own type."""
     with translated():
-        if value.data_type() == "tensor(bfloat16)":
-            bits = np.asarray(value.numpy()).view(np.uint16).astype(np.uint32) << 16
-            return bits.view(np.float32)
-        return np.asarray(value.numpy())
+        if value.data_type() != "tensor(bfloat16)":
+            return np.asarray(value.numpy())
+        data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())  # numpy() does not know bfloat16
+        return np.frombuffer(data, BFLOAT16).reshape(value.shape())
+
+
+def to_numpy(value: Any) -> Array:
+    """A tensor on the host as an array; bfloat16, which numpy does not compute with, as float32."""
+    array = own_array(value)
+    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
 
 
 def _strings(array: Array) -> Any:
@@ -224,7 +231,3 @@ def _strings(array: Array) -> Any:
     binding.bind_output("value", "cpu")
     session.run_with_iobinding(binding)
     return binding.get_outputs()[0]
-
-
-def version() -> str:
-    return str(ort.__version__)
