@@ -22,6 +22,7 @@ from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.examination import Diagnosis
 from lsuv_cli.home import checkpoints, named
+from lsuv_cli.model import number_lists
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
 from lsuv_cli.pipeline import Job
@@ -157,7 +158,7 @@ def initialize(
             named.check(weights)
         wanted = {"`output`": None if dry_run else output, "`weights`": weights}
         targets = job.targets(call.drawn, wanted, call.force)
-        if file.absent:
+        if _without_values(file):
             target = targets.get("`output`")
             place = None if target is None or target.stream else stack.enter_context(Scratch(target.place.parent)).path
             job.warnings.append(filling.fill(file, call.settings.seed, place))
@@ -258,8 +259,8 @@ def inspect(
     with _opened(model, filling=data is None) as file:
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
-        if file.absent:
-            job.warnings.append(f"{len(file.absent)} tensors have no values; give them some with `lsuv init`")
+        if missing := _without_values(file):
+            job.warnings.append(f"{len(missing)} tensors have no values; give them some with `lsuv init`")
         job.targets(call.drawn)
         with _crew(call.settings, wanted=data is not None) as job.crew:
             return job.as_it_stands("inspect", place)
@@ -424,12 +425,12 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
     Unless they are going to be filled, tensors without values are an error.
     """
     file = load(model, without_weights=without_weights)
-    if file.absent and not filling:
+    missing = _without_values(file)
+    if missing and not filling:
         raise ModelError(
-            f"{file.name}: {len(file.absent)} tensors have no values, {file.absent[0].name!r} the first; "
+            f"{file.name}: {len(missing)} tensors have no values, {missing[0]!r} the first; "
             "give them some with `lsuv init`"
         )
-    without_values = bool(file.absent)
     try:
         yield file
     except (LsuvError, MemoryError):
@@ -437,12 +438,17 @@ def _opened(model: Model, *, filling: bool = False, without_weights: bool = Fals
     # A malformed model can break any library on the way; onnxruntime is asked who is at fault. It refuses every model
     # that has a tensor without values.
     except Exception as problem:
-        if without_values:
+        if missing:
             raise
         as_given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if reason := runtime.refusal(as_given if isinstance(as_given, bytes) else os.fspath(as_given)):
             raise ModelError(f"{file.name}: onnxruntime does not take the model: {reason}") from problem
         raise
+
+
+def _without_values(file: ModelFile) -> list[str]:
+    """The names of what has no values: tensors, and lists of numbers in attributes."""
+    return [tensor.name for tensor in file.absent] + [found.name for found in number_lists.stripped(file.proto)]
 
 
 def _outlined_once(reports: dict[str, Report]) -> dict[str, Report]:

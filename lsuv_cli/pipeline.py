@@ -197,15 +197,17 @@ class Job:
 
     def expose(self, target: Target | None) -> Exposed:
         """Add the layers' outputs to the graph's outputs, and write the model."""
-        look = prepare.look(self.file)
-        selected = layers.choose(look.layers, self.settings.include, self.settings.exclude)
+        graph, _ = self._flat(None)
+        look = prepare.layers_of(graph)
+        chosen = self.settings.include, self.settings.exclude
+        selected = layers.choose(look.layers, *chosen)
         with Draft(self.file, target) as draft:
             shown = exposure.expose(self.file.proto, look, selected.layers)
+            skipped = layers.skipped_among(look.layers, *chosen)
+            self.warnings += exposure.told(shown.hidden, selected.recurrent, skipped)
             if not shown.layers:
-                raise LsuvError(f"{self.file.name} has no layer whose output can be put out; nothing was written")
-            if shown.hidden:
-                names = ", ".join(layer.name for layer in shown.hidden[:6])
-                self.warnings.append(f"inside functions or branches, where no output can be: {names}")
+                why = f" ({self.warnings[0]})" if self.warnings else ""
+                raise LsuvError(f"{self.file.name} has no layer whose output can be put out{why}; nothing was written")
             draft.finish(draft.earlier_metadata())
             draft.publish()
         outputs_of = {layer.name: output for layer, output in shown.layers}
@@ -282,23 +284,26 @@ class Job:
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
         device = devices.open_device(self.settings.device, self._threads)
-        graph = graphs.build(self.file.proto, self.file)
-        data = self._calibration(graph) if self.data is not None else None
-        branches: dict[str, bool] = {}
-        # A taken branch may have another If inside, hence the loop.
-        while more := {
-            name: taken
-            for name, taken in which.taken(graph, self._pass("branches", data, device) if data else None).items()
-            if name not in branches
-        }:
-            branches |= more
-            graph = graphs.build(self.file.proto, self.file, branches)
+        data = None
+        if self.data is not None:
+            data = self._calibration(graphs.build(self.file.proto, self.file))
+        graph, branches = self._flat(self._pass("branches", data, device) if data else None)
         self.warnings += which.undecided(graph) if data else []
         look = prepare.layers_of(graph)
         fitting = _fitting(look, data, device) if data else None
         if self.crew is not None and fitting is not None:
             self.crew.share_out(fitting.batches, fitting.files)
         return _Run(look, branches, fitting, device)
+
+    def _flat(self, needs: Pass | None) -> tuple[Graph, dict[str, bool]]:
+        """The working copy, with the branch of each If that all data takes in its place, and those branches."""
+        branches: dict[str, bool] = {}
+        graph = graphs.build(self.file.proto, self.file)
+        # A taken branch may have another If inside, hence the loop.
+        while more := {k: taken for k, taken in which.taken(graph, needs).items() if k not in branches}:
+            branches |= more
+            graph = graphs.build(self.file.proto, self.file, branches)
+        return graph, branches
 
     def _pass(self, phase: str, data: Calibration, device: Device) -> Pass:
         given = self.settings.memory

@@ -75,6 +75,42 @@ def test_layers_inside_functions_are_said_to_be_hidden():
     assert "inside functions" in exposed.warnings[0]
 
 
+BRANCHES = """g (float[N,8] x, bool c) => (float[N,8] y) { a = MatMul(x, w) z = If (CONDITION) <
+    then_branch = t () => (p) { p = MatMul(a, v) }, else_branch = e () => (q) { q = MatMul(a, u) }> y = Relu(z) }"""
+
+
+def test_layers_of_branches_are_told():
+    made = model(BRANCHES.replace("CONDITION", "c"), **square("w", "v", "u"))
+    exposed = expose(made)
+    assert exposed.outputs == {"a": "a"}
+    assert exposed.warnings == ("not put out: p, q: it is inside the body of If z",)
+    assert not expose(made, include="a").warnings
+    with pytest.raises(LsuvError, match=r"no layer whose output can be put out \(not put out: q: it is inside"):
+        expose(made, include="q")
+
+
+def test_the_layer_of_the_branch_that_is_always_taken_is_put_out_and_the_other_told():
+    made = model(BRANCHES.replace("CONDITION", "yes"), yes=np.array(True), **square("w", "v", "u"))
+    exposed = expose(made)
+    assert exposed.outputs == {"a": "a", "z": "z"}
+    (warning,) = exposed.warnings
+    assert "not put out: q: it is in the branch of If z that the data does not take" in warning
+    x = normal(4, 8)
+    found = values(exposed.model, {"x": x, "c": np.array(False)}, ["z"])["z"]
+    np.testing.assert_allclose(found, x @ normal(8, 8) @ normal(8, 8, seed=1), rtol=1e-4, atol=1e-5)
+
+
+def test_recurrent_layers_and_quantized_weights_are_told():
+    text = """g (float[T,N,8] x) => (float[T,N,8] y) { d, h = GRU<hidden_size=8>(x, i, r)
+        k = MatMul(x, w) q = DequantizeLinear(b, scale) m = MatMul(k, q) y = Relu(m) }"""
+    whole = np.arange(-32, 32, dtype=np.int8).reshape(8, 8)
+    made = model(text, i=normal(1, 24, 8), r=normal(1, 24, 8), w=normal(8, 8), b=whole, scale=np.float32(0.1))
+    exposed = expose(made)
+    assert list(exposed.outputs) == ["k"]
+    assert exposed.warnings[0] == "not put out: d: it is recurrent (GRU)"
+    assert exposed.warnings[1].startswith("not put out: m: its weight is quantized")
+
+
 def test_no_layer_to_expose():
     with pytest.raises(LsuvError, match="matches no layer"):
         expose(two(), include="nothing")

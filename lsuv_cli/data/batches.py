@@ -30,6 +30,7 @@ from lsuv_cli.data.inputs import (
     Feed,
     InputColumn,
     InputSpec,
+    Strangers,
     fit,
     fixed_length,
     in_memory,
@@ -110,24 +111,24 @@ def from_arrays(
     as they come unless the model's batch is fixed or `batch_size` asks for another. `beside` is data that is the same
     in every run, for inputs that the batches do not have; `source` says where iterated batches come from.
     """
-    unused: dict[str, str] = {}
+    strangers = Strangers()
     whole = batch_size == "all"
     given = {column.spec.name for column in beside}
 
     def table(batch: object, where: str, copy: bool) -> list[InputColumn]:
-        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, unused, beside=given)
-        require([*arrays, *given], inputs, unused)
+        arrays = match(in_memory(batch, where, inputs, copy), where, inputs, strangers, beside=given)
+        require([*arrays, *given], inputs, strangers.left_out)
         columns = [fit(s, arrays[s.name], whole=whole) for s in inputs if s.name in arrays]
         return [*(columns if whole else same_in_every_run(columns)), *beside]
 
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
-        return calibrate([table(data, "array", False)], batch_size, limit, whole, "array", unused)
+        return calibrate([table(data, "array", False)], batch_size, limit, whole, "array", strangers)
     if not isinstance(data, Iterable):
         raise DataError(f"data is a {type(data).__name__}; give an array, a dict of arrays or an iterable of batches")
     copy = not isinstance(data, Sequence)  # a generator may fill one buffer again and again
     prefix = f"{source}: " if source else ""
     tables = (table(batch, f"{prefix}batch {i}", copy) for i, batch in enumerate(data))
-    return calibrate(_within_memory(tables, source or "data"), batch_size, limit, True, source or "batches", unused)
+    return calibrate(_within_memory(tables, source or "data"), batch_size, limit, True, source or "batches", strangers)
 
 
 def _within_memory(tables: Iterable[list[InputColumn]], source: str) -> Iterator[list[InputColumn]]:
@@ -246,7 +247,7 @@ def calibrate(
     limit: int | None,
     as_given: bool,
     source: str,
-    unused: Mapping[str, str],
+    strangers: Strangers,
 ) -> Calibration:
     """Plans the runs within the limit, then examines every value that the runs use."""
     for name, number in (("batch_size", batch_size), ("limit", limit)):
@@ -267,7 +268,7 @@ def calibrate(
         raise DataError(
             f"{source}: {dropped} samples do not fill the model's fixed batch of {size}; give at least {size}"
         )
-    warnings = [f"{where}: {name!r} is not an input of the model, left out" for name, where in unused.items()]
+    warnings = list(strangers.warnings())
     if dropped:
         warnings.append(f"{dropped} of {samples + dropped} samples do not fill a batch of {size} and are left out")
     return Calibration(Batches(plan), samples, dropped, (*warnings, *_examine(plan)), source)
@@ -362,8 +363,10 @@ class InputStatistics:
             self.count = total
 
     def warning(self, name: str) -> Iterator[str]:
-        """A warning if the mean is far from 0 or the variance far from 1."""
+        """A warning if the mean is far from 0 or the variance far from 1; none for a mask of zeros and ones."""
         variance = self.squares / max(self.count, 1)
+        if "mask" in name.lower() and math.isclose(variance, self.mean * (1 - self.mean), abs_tol=1e-9):
+            return  # of all numbers between 0 and 1, zeros and ones alone have the variance m·(1 - m)
         if self.count > 1 and not (abs(self.mean) <= MOST_MEAN and LEAST_VARIANCE <= variance <= MOST_VARIANCE):
             yield (
                 f"input {name!r} has mean {self.mean:.4g} and variance {variance:.4g}, not about 0 and 1; "

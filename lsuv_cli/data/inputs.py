@@ -18,8 +18,8 @@ integers.
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from lsuv_cli.data.files import UNNAMED, Array, Contents, StoredArray
 from lsuv_cli.errors import DataError
 
 Dim = int | str | None
+FIRST = "arr_0"  # numpy.savez's name for an array that is given without one
 
 # numpy has no bfloat16: such an input is given as float32, and the runtime converts it.
 _FLOATS = {"float16": "float16", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
@@ -131,6 +132,20 @@ class InputColumn:
             return self.parts[0], row
         part = bisect_right(self.ends, row)
         return self.parts[part], row - (self.ends[part - 1] if part else 0)
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Arrays that have no input's name, each with the file or batch that holds it: left out, or taken for an input."""
+
+    left_out: dict[str, str] = field(default_factory=dict)
+    taken: dict[tuple[str, str], str] = field(default_factory=dict)  # (array, input)
+
+    def warnings(self) -> Iterator[str]:
+        for name, where in self.left_out.items():
+            yield f"{where}: {name!r} is not an input of the model, left out"
+        for (name, taken), where in self.taken.items():
+            yield f"{where}: {name!r} is not an input of the model; as the only array it is fed to {taken!r}"
 
 
 def fit(spec: InputSpec, array: StoredArray, *, whole: bool) -> InputColumn:
@@ -271,13 +286,13 @@ def match(
     contents: Contents,
     where: str,
     inputs: Sequence[InputSpec],
-    unused: dict[str, str],
+    strangers: Strangers,
     name: str | None = None,
     beside: Collection[str] = (),
 ) -> dict[str, StoredArray]:
-    """The arrays of one file or batch by input name; arrays that no input takes are noted in `unused`.
+    """The arrays of one file or batch by input name; arrays with other names are noted in `strangers`.
 
-    The inputs `beside` have data already.
+    The inputs `beside` have data already. One array is taken for the one input, whatever its name.
     """
     if name is not None:
         if len(contents) > 1 and name not in contents:
@@ -288,13 +303,16 @@ def match(
         raise DataError(f"{where}: input {taken!r} has data already; give it once")
     required = [spec.name for spec in inputs if spec.required and spec.name not in beside]
     if len(contents) == len(required) == 1 and not names:
-        return {required[0]: next(iter(contents.values()))()}
+        (called,) = contents
+        if called not in {UNNAMED, FIRST}:
+            strangers.taken.setdefault((called, required[0]), where)
+        return {required[0]: contents[called]()}
     if UNNAMED in contents and UNNAMED not in names:
         raise DataError(
             f"{where}: an array without a name needs a model with one input; {_listed(inputs)}; "
             "say which one it is for with NAME=PATH, save all in one .npz, or give a dict of arrays by input name"
         )
-    unused.update((key, where) for key in contents if key not in names)
+    strangers.left_out.update((key, where) for key in contents if key not in names)
     return {key: contents[key]() for key in names}
 
 

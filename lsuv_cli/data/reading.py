@@ -25,6 +25,7 @@ from lsuv_cli.data.inputs import (
     Feed,
     InputColumn,
     InputSpec,
+    Strangers,
     fit,
     match,
     name_and_path,
@@ -59,10 +60,10 @@ def read(
         batches = _only(loading, inputs).batches()
         beside = [_same(parts) for parts in fitted]
         return from_arrays(batches, inputs, batch_size=batch_size, limit=limit, beside=beside, source=str(loading[0]))
-    require([parts[0].spec.name for parts in fitted], inputs, gathered.unused)
+    require([parts[0].spec.name for parts in fitted], inputs, gathered.strangers.left_out)
     joined = None if batch_size == "all" else join(fitted)
     tables = by_file(fitted) if joined is None else [joined]
-    return calibrate(tables, batch_size, limit, joined is None, ", ".join(sources), gathered.unused)
+    return calibrate(tables, batch_size, limit, joined is None, ", ".join(sources), gathered.strangers)
 
 
 def beside(sources: Sequence[str], inputs: Sequence[InputSpec], options: ImageOptions) -> list[InputColumn]:
@@ -81,7 +82,7 @@ class _Gathered:
     options: ImageOptions
     arrays: dict[str, list[StoredArray]] = field(default_factory=dict)
     literals: dict[str, InputColumn] = field(default_factory=dict)
-    unused: dict[str, str] = field(default_factory=dict)
+    strangers: Strangers = field(default_factory=Strangers)
     has_images: bool = False
 
     def add(self, source: str) -> None:
@@ -130,7 +131,7 @@ class _Gathered:
 
     def _add(self, source: str, opened: Sequence[tuple[str, Contents]], name: str | None) -> None:
         """Add the arrays of some files, which must all have the same names."""
-        matches = [match(contents, where, self.inputs, self.unused, name) for where, contents in opened]
+        matches = [match(contents, where, self.inputs, self.strangers, name) for where, contents in opened]
         for (where, _), arrays in zip(opened, matches, strict=True):
             for key in arrays.keys() ^ matches[0].keys():
                 raise DataError(f"{where} and {opened[0][0]}: only one of them has {key!r}; give both the same arrays")

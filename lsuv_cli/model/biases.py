@@ -134,7 +134,7 @@ def _has_every_channel(shape: tuple[int, ...], found: Channels, layer: Layer) ->
 def _read_by(graph: Graph, value: str) -> set[Spot]:
     """Where a stored tensor is read; a spot of node -1 if it is not stored, or read where no edit reaches."""
     readers = graph.readers.get(value, ())
-    stored = value in graph.initializers or (value in graph.tensors and value in graph.places)
+    stored = graph.is_writable(value)
     captured = any(value in graph.captured.get(k, ()) for k in readers)
     if not stored or captured or value in graph.outputs or value in graph.untaken_reads:
         return {(-1, 0)}

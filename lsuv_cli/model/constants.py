@@ -7,7 +7,8 @@
    which can be folded into one tensor.
 3. A weight that a Dropout drops in training mode (DropConnect) is the stored tensor in front of the Dropout: what the
    operator reads, Dropout(W), is linear in W.
-4. Quantized tensors, sparse tensors and tensors inside a function of the model cannot be written: LeftAlone says why.
+4. Quantized tensors, sparse tensors and expressions inside a function of the model cannot be written: LeftAlone says
+   why.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Constants:
             if base in graph.initializers:
                 external = tensor.data_location == TensorProto.EXTERNAL
                 return "external" if external else "initializer", dtype, tuple(tensor.dims)
-            if base not in graph.places:
-                raise LeftAlone("its weight is a constant inside a function of the model")
+            if not graph.is_writable(base):
+                raise LeftAlone("its weight is a constant inside a function of the model that cannot be written there")
             return "constant", dtype, tuple(tensor.dims)
         if any(graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)):
             raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")

@@ -1,12 +1,15 @@
 """A model that also puts out its layers' values, typed, in the order of execution, under the names that they have.
 
 Only values of the main graph have a name that an output can have: a layer inside a function or a branch is left out.
+So are nodes that look like a layer and are none (a quantized weight, a weight that is computed from the input), and
+recurrent layers. All that is left out is told (`told`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -15,8 +18,10 @@ from onnx import ValueInfoProto, helper
 from lsuv_cli.model.constants import FLOATS
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.graph import SHAPE_BYTES
-from lsuv_cli.model.layers import Layer
+from lsuv_cli.model.layers import Layer, Recurrent, Skipped
 from lsuv_cli.model.prepare import Look
+
+NAMED = 6  # layers that a warning names
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,20 @@ def expose(model: onnx.ModelProto, look: Look, layers: Sequence[Layer]) -> Expos
     model.graph.value_info.extend(kept)
     hidden = tuple(layer for layer in layers if layer.output not in made)
     return Exposure(tuple((layer, layer.output) for layer in shown), hidden)
+
+
+def told(hidden: Iterable[Layer], recurrent: Iterable[Recurrent], skipped: Iterable[Skipped]) -> Iterator[str]:
+    """A warning for each reason why something that looks like a layer is not put out."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for layer in hidden:
+        by_reason["it is inside functions or branches, where no output can be"].append(layer.name)
+    for cell in recurrent:
+        by_reason[f"it is recurrent ({cell.op})"].append(cell.name)
+    for item in skipped:
+        by_reason[item.reason].append(item.name)
+    for reason, names in by_reason.items():
+        shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        yield f"not put out: {shown}: {reason}"
 
 
 def _types(model: onnx.ModelProto) -> dict[str, ValueInfoProto]:

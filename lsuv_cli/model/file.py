@@ -65,6 +65,7 @@ class ModelFile:
         self._made: set[Path] = set()  # files of values that were made up
         self.without_weights = without_weights
         self.absent: list[TensorProto] = []  # tensors without values: stripped, or in a missing file
+        self.filled = False  # whether values were made up for them
         for tensor in tensors(proto):
             if is_stripped(tensor) or (without_weights and self._is_missing(tensor)):
                 self._check_shape(tensor)

@@ -6,14 +6,16 @@
    user's model, so that the list costs no memory for weights and a weight can be written where it is stored.
 3. `places` gives, for a value, the graph and the node that make it in the user's model, where the node can be rewired
    or folded. Nodes of a function's body have no place, because they may serve several calls.
-4. A function is not inlined if any of its operators has another version in the model's operator sets than in the
+4. A tensor of a function's body has one name, whatever the number of calls: layers of several calls share a weight. It
+   can be written in place (`of_functions`), unless the function is also called where no branch is known or puts it out.
+5. A function is not inlined if any of its operators has another version in the model's operator sets than in the
    function's: its calls stay calls.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -46,6 +48,7 @@ class Flat:
     sparse: dict[str, onnx.SparseTensorProto] = field(default_factory=dict)
     initializers: dict[str, GraphProto] = field(default_factory=dict)  # initializer -> the graph that lists it
     places: dict[str, Place] = field(default_factory=dict)  # by the node's outputs
+    of_functions: set[str] = field(default_factory=set)  # tensors of functions' bodies that can be written
     functions: list[FunctionProto] = field(default_factory=list)  # all, if a call of any is left; else none
     untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # (name of the If, its untaken branch)
     untaken_reads: set[str] = field(default_factory=set)  # outer values that untaken branches read
@@ -121,6 +124,7 @@ class _Scope:
     rename: dict[str, str]  # name in the body -> name in the flat list
     attributes: Mapping[str, AttributeProto]  # of the function call, which the body's nodes may refer to
     depth: int = 0
+    function: FunctionKey | None = None  # whose body this is, or is in
 
 
 class _Flattener:
@@ -132,6 +136,8 @@ class _Flattener:
         self.agrees = {key: self._agrees(function) for key, function in self.functions.items()}
         self.flat = Flat()
         self.taken = _main_names(model.graph)
+        self.once: dict[int, str] = {}  # tensor of a function's body, by its id -> its name in the flat list
+        self.owners: dict[str, FunctionKey] = {}  # that name -> the function
 
     def run(self) -> Flat:
         if self._count(self.model.graph.node, {}) > MOST_NODES:
@@ -143,7 +149,22 @@ class _Flattener:
         }
         if left & self.functions.keys():
             self.flat.functions = list(self.model.functions)  # they may call one another
+        untaken = {_key(node) for _, body in self.flat.untaken for node in _nodes_of(body)}
+        elsewhere = self._called(left | untaken)
+        self.flat.of_functions = {name for name, owner in self.owners.items() if owner not in elsewhere}
         return self.flat
+
+    def _called(self, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
+        """The functions among these, and those that their bodies call."""
+        called: set[FunctionKey] = set()
+        wanted = [key for key in keys if key in self.functions]
+        while wanted:
+            key = wanted.pop()
+            if key not in called:
+                called.add(key)
+                inside = (_key(n) for node in self.functions[key].node for n in (node, *nodes_inside(node)))
+                wanted += [inner for inner in inside if inner in self.functions]
+        return called
 
     def _count(self, nodes: Sequence[NodeProto], known: dict[FunctionKey, int], depth: int = 0) -> int:
         """The number of nodes once functions are written out. A recursion and what is nested too deep count as 0.
@@ -164,8 +185,11 @@ class _Flattener:
         return total
 
     def _graph(self, graph: GraphProto, scope: _Scope) -> None:
+        put_out = {output.name for output in graph.output}
         for tensor in graph.initializer:
             name = self._local(tensor.name, scope)
+            if tensor.name not in put_out:
+                name = self._once(tensor, tensor.name, scope)
             self.flat.tensors[name] = tensor
             if scope.body is not None:
                 self.flat.initializers[name] = graph
@@ -215,8 +239,8 @@ class _Flattener:
             n: o for n, o in zip(function.output, call.output, strict=False) if n in made and n not in twice and o
         }
         prefix = f"{label(call)}/"
-        body = _Scope(None, prefix, {**rename, **direct}, attributes, scope.depth + 1)
-        self._name_outputs(function.node, body, direct)
+        body = _Scope(None, prefix, {**rename, **direct}, attributes, scope.depth + 1, _key(node))
+        self._name_outputs(function.node, body, direct, function.output)
         self._nodes(function.node, body)
         for inner, outer in zip(function.output, call.output, strict=False):
             if outer and inner not in direct:
@@ -240,8 +264,9 @@ class _Flattener:
         direct = {n: o for n, o in zip(names, outputs, strict=False) if n in made and names.count(n) == 1 and o}
         prefix = f"{scope.rename.get(label(node), label(node))}/"
         inside = {**scope.rename, **direct}
-        body = _Scope(graph if scope.body is not None else None, prefix, inside, scope.attributes, scope.depth + 1)
-        self._name_outputs(graph.node, body, direct)
+        editable = graph if scope.body is not None else None
+        body = _Scope(editable, prefix, inside, scope.attributes, scope.depth + 1, scope.function)
+        self._name_outputs(graph.node, body, direct, names)
         self._graph(graph, body)
         for inner, outer in zip(names, outputs, strict=False):
             if outer and inner not in direct:
@@ -250,11 +275,29 @@ class _Flattener:
         self.flat.untaken_reads |= {scope.rename.get(name, name) for name in outer_reads(left)}
         return True
 
-    def _name_outputs(self, nodes: Sequence[NodeProto], scope: _Scope, direct: Mapping[str, str]) -> None:
+    def _name_outputs(
+        self, nodes: Sequence[NodeProto], scope: _Scope, direct: Mapping[str, str], put_out: Iterable[str]
+    ) -> None:
         """Name the outputs of all nodes of a body first, because the nodes may be listed in any order."""
-        for name in (name for node in nodes for name in node.output):
-            if name and name not in direct:
-                self._local(name, scope)
+        outputs = set(put_out)
+        for node in nodes:
+            for name in node.output:
+                if name and name not in direct:
+                    self._local(name, scope)
+            held = next(iter(node.attribute), None) if len(node.output) == 1 else None
+            if held is None or held.ref_attr_name or held.name != "value" or node.output[0] in outputs:
+                continue
+            if isinstance(tensor := constant_value(node, node.output[0]), TensorProto):
+                self._once(tensor, node.output[0], scope)
+
+    def _once(self, tensor: TensorProto, name: str, scope: _Scope) -> str:
+        """The flat list's name of a tensor that a body stores; in a function's body the same for all calls."""
+        if scope.function is None:
+            return scope.rename.get(name, name)
+        scope.rename[name] = self.once.setdefault(id(tensor), scope.rename[name])
+        self.flat.tensors[scope.rename[name]] = tensor  # which keeps the object, and with it its id
+        self.owners[scope.rename[name]] = scope.function
+        return scope.rename[name]
 
     def _local(self, name: str, scope: _Scope) -> str:
         """The flat list's name of a value that a body defines itself; it shadows an outer value of the same name."""
@@ -308,9 +351,13 @@ def free_name(wanted: str, taken: set[str] | Mapping[str, object] | Callable[[st
 def nodes_inside(node: NodeProto) -> Iterator[NodeProto]:
     """All nodes of a node's inner graphs, at any depth."""
     for graph in inner_graphs(node):
-        for inner in graph.node:
-            yield inner
-            yield from nodes_inside(inner)
+        yield from _nodes_of(graph)
+
+
+def _nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        yield from nodes_inside(node)
 
 
 def _key(node: NodeProto) -> FunctionKey:

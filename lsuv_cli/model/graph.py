@@ -64,6 +64,7 @@ class Graph:
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...]  # all, if a call of any is left; else none
     places: Mapping[str, Place]  # value -> its node in the model, if it can be edited
+    of_functions: frozenset[str]  # stored tensors of functions' bodies that can be written
     untaken: tuple[tuple[str, onnx.GraphProto], ...]  # (name of the If, its untaken branch)
     untaken_reads: frozenset[str]  # outer values that untaken branches read
     producer: Mapping[str, int]
@@ -81,6 +82,11 @@ class Graph:
         """All values that a node reads, including outer values that its inner graphs read."""
         yield from (name for name in self.nodes[index].input if name)
         yield from self.captured.get(index, ())
+
+    def is_writable(self, name: str) -> bool:
+        """Whether a value is a stored tensor that can be given other values where it is stored."""
+        held = name in self.tensors and name in self.places  # the value of a Constant node
+        return held or name in self.initializers or name in self.of_functions
 
     def array(self, name: str) -> Array:
         """A stored tensor's values as they are now."""
@@ -182,6 +188,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
         ir_version=model.ir_version,
         functions=tuple(flat.functions),
         places=flat.places,
+        of_functions=frozenset(flat.of_functions),
         untaken=tuple(flat.untaken),
         untaken_reads=frozenset(flat.untaken_reads),
         producer=producer,

@@ -154,23 +154,30 @@ def choose(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) 
     check_patterns(layer_set, "include", include)
     check_patterns(layer_set, "exclude", exclude)
 
-    def unwanted(item: Layer | Recurrent) -> str:
-        if include and not any(_matches(item, p) for p in include):
-            return "no `include` pattern matches it"
-        hit = next((p for p in exclude if _matches(item, p)), None)
-        return f"`exclude={hit!r}`" if hit is not None else ""
-
     out = [
         Skipped(item.node, item.name, item.op, why, _shape(item), excluded=True, module=item.module)
         for item in both
-        if (why := unwanted(item))
+        if (why := _unwanted(item, include, exclude))
     ]
     return replace(
         layer_set,
-        layers=tuple(layer for layer in layer_set.layers if not unwanted(layer)),
-        recurrent=tuple(item for item in layer_set.recurrent if not unwanted(item)),
+        layers=tuple(layer for layer in layer_set.layers if not _unwanted(layer, include, exclude)),
+        recurrent=tuple(item for item in layer_set.recurrent if not _unwanted(item, include, exclude)),
         skipped=tuple(sorted([*layer_set.skipped, *out], key=lambda s: s.node)),
     )
+
+
+def skipped_among(layer_set: LayerSet, include: Sequence[str], exclude: Sequence[str]) -> list[Skipped]:
+    """The skipped nodes that the patterns choose."""
+    return [item for item in layer_set.skipped if not item.excluded and not _unwanted(item, include, exclude)]
+
+
+def _unwanted(item: Layer | Recurrent | Skipped, include: Sequence[str], exclude: Sequence[str]) -> str:
+    """Why a user's patterns do not choose an item; empty if they do."""
+    if include and not any(_matches(item, p) for p in include):
+        return "no `include` pattern matches it"
+    hit = next((p for p in exclude if _matches(item, p)), None)
+    return f"`exclude={hit!r}`" if hit is not None else ""
 
 
 def check_patterns(layer_set: LayerSet, option: str, patterns: Iterable[str]) -> None:

@@ -153,7 +153,7 @@ def overwrite(graph: Graph, wanted: Mapping[Spot, float], values: Mapping[str, A
             if name == value
         )
         captured = any(value in graph.captured.get(r, ()) for r in readers)
-        stored = value in graph.initializers or (value in graph.tensors and value in graph.places)
+        stored = graph.is_writable(value)
         elsewhere = value in graph.outputs or value in graph.untaken_reads
         if stored and agreed and not captured and not elsewhere:
             edits[value] = Overwrite(value, np.full_like(present, number))

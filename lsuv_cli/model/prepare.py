@@ -63,7 +63,8 @@ def layers_of(graph: Graph) -> Look:
 def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str, bool] | None = None) -> Prepared:
     """Settle which layer owns which tensor, zero biases and reset statistics. Edits the draft's model in place."""
     every = given.layers
-    if not every.layers and not every.recurrent:
+    # A model without weights that has no such layer has values for all that it lacked, which are worth writing.
+    if not every.layers and not every.recurrent and not draft.file.filled:
         why = f" ({every.skipped[0].name}: {every.skipped[0].reason})" if every.skipped else ""
         raise ModelError(f"{draft.file.name} has no layer that can be initialized{why}; nothing was written")
     selected = layers.choose(every, settings.include, settings.exclude)

@@ -39,6 +39,7 @@ class Role(StrEnum):
     QUANTUM = "quantization scale"  # 1/32, or what a weight behind it needs (scaling/quanta.py)
     TABLE = "table"  # N(0, 0.02²): position embeddings, class tokens, and whatever is not known
     QUANTIZED = "quantized weight"  # small integers
+    NUMBERS = "list of numbers"  # by the name of the attribute that has it (number_lists.py)
 
 
 PRODUCTS = {**dict.fromkeys(LAYER_OPS, (0, 1)), "Attention": (1,), "QAttention": (1,), "DeformConv": (1,)}
@@ -145,7 +146,7 @@ def _shaping(graph: Graph) -> set[str]:
 def counted(roles_of: Mapping[str, Role]) -> str:
     """How many tensors there are of each role, for a message: 12 weights, 3 embeddings."""
     counts = {role: sum(found is role for found in roles_of.values()) for role in Role}
-    plurals = {Role.BIAS: "biases"}
+    plurals = {Role.BIAS: "biases", Role.NUMBERS: "lists of numbers"}
     return ", ".join(
         f"{count} {role if count == 1 else plurals.get(role, f'{role}s')}" for role, count in counts.items() if count
     )

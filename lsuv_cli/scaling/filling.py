@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from lsuv_cli.errors import ModelError
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model import roles
+from lsuv_cli.model import number_lists, roles
 from lsuv_cli.model.file import BITS, ModelFile, byte_size, embed
 from lsuv_cli.model.places import Range
 from lsuv_cli.model.roles import Role
@@ -45,7 +45,10 @@ def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
     """
     of_graph = graphs.build(file.proto, file)
     by_id = {id(of_graph.tensors[name]): role for name, role in roles.roles(of_graph).items()}
+    lists = number_lists.stripped(file.proto)
     total = sum(byte_size(tensor) for tensor in file.absent)
+    if 4 * sum(numbers.count for numbers in lists) > available_memory() // 2:
+        raise ModelError(f"{file.name}: lists of numbers to make do not fit into half of the memory available")
     if scratch is None and total > available_memory() // 2:
         raise ModelError(
             f"{file.name}: the values to make have {total:,} bytes; give a file to write them to (`output`)"
@@ -64,7 +67,11 @@ def fill(file: ModelFile, seed: int, scratch: Path | None = None) -> str:
             store.put(tensor, values(found[name], tuple(tensor.dims), seed, name))
         else:
             store.put(tensor, *_quantized(found[name], tensor, quantum, stream(seed, name)))
+    for numbers in lists:
+        found[numbers.name] = Role.NUMBERS
+        numbers.fill(stream(seed, numbers.name))
     file.absent.clear()
+    file.filled = True
     return f"{len(found)} tensors had no values and were made by their role: {roles.counted(found)}"
 
 

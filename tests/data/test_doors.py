@@ -240,3 +240,44 @@ def test_indices_beyond_the_embedding_in_a_model() -> None:
     proto = model(text, table=helpers.normal(7, 4), W=helpers.normal(4, 3))
     with pytest.raises(Exception, match=r"input 'ids' has indices from 0 to 7, .* 7 rows"):
         inspect(proto, np.array([[0, 7]]))
+
+
+# Names
+
+
+ONE = "g (float[N,4] x) => (float[N,4] y) { y = MatMul(x, w) }"
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "dict", "batches"])
+def test_an_array_under_another_name_is_fed_to_the_only_input_and_both_are_named(tmp_path, kind):
+    x = helpers.normal(16, 4)
+    given: Any = {"dict": {"images": x}, "batches": [{"images": x[:8]}, {"images": x[8:]}]}.get(kind)
+    if kind == "npz":
+        np.savez(tmp_path / "d.npz", images=x)
+        given = str(tmp_path / "d.npz")
+    elif kind == "safetensors":
+        given = str(safetensors(tmp_path / "d.safetensors", images=x))
+    told = inspect(model(ONE, w=helpers.normal(4, 4)), given).warnings
+    (warning,) = [text for text in told if "images" in text]
+    assert "'images' is not an input of the model; as the only array it is fed to 'x'" in warning
+
+
+@pytest.mark.parametrize("given", ["x=named.npz", "positional.npz", "test_data_set_0", "same.npz"])
+def test_names_that_say_nothing_or_were_overruled_are_not_warned_about(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    np.savez("named.npz", images=normal(16, 4))
+    np.savez("positional.npz", normal(16, 4))
+    np.savez("same.npz", x=normal(16, 4))
+    pb(tmp_path / "test_data_set_0" / "input_0.pb", normal(16, 4), "another")
+    assert not any("input of the model" in text for text in inspect(model(ONE, w=helpers.normal(4, 4)), given).warnings)
+
+
+def test_a_mask_of_zeros_and_ones_is_not_said_to_be_badly_scaled():
+    masked = (
+        "g (float[N,4] x, float[N,4] attention_mask) => (float[N,4] y) { a = Mul(x, attention_mask) y = MatMul(a, w) }"
+    )
+    rows = {"x": normal(64, 4), "attention_mask": (normal(64, 4, seed=1) > 0).astype(np.float32)}
+    assert not inspect(model(masked, w=helpers.normal(4, 4)), rows).warnings
+    assert not inspect(model(masked, w=helpers.normal(4, 4)), "random").warnings
+    rows["attention_mask"] *= 255
+    assert "'attention_mask' has mean" in inspect(model(masked, w=helpers.normal(4, 4)), rows).warnings[0]

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from helpers import entry, is_orthonormal, model, near_one, normal, square, tensor, unchanged_but, values, variances
-from lsuv_cli import initialize
+from lsuv_cli import LsuvError, initialize
 
 X = normal(64, 8, seed=1)
 
@@ -78,14 +78,87 @@ def test_a_constant_in_a_function_takes_its_value_from_the_call(default):
     assert unchanged_but(before, result.model, "v")
 
 
-def test_a_constant_weight_inside_a_function_is_left_alone():
+def with_constants(calls, functions, **tensors):
+    """A model whose functions hold float tensors of their own; `tensors` are for Constants, by the outputs' names."""
+    made = model(f"g (float[N,8] x) => (float[N,8] y) {{ {calls} }} {functions}")
+    for function in made.functions:
+        for node in function.node:
+            if node.output[0] in tensors:
+                node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(tensors[node.output[0]], node.output[0]))
+    return made
+
+
+def held_by(proto, name):
+    """The value of a Constant in a function's body, in float64."""
+    nodes = [node for function in proto.functions for node in function.node if node.output[0] == name]
+    return onnx.numpy_helper.to_array(nodes[0].attribute[0].t).astype(np.float64)
+
+
+EMPTY = "Constant<value = float[1] {0.0}>()"
+DENSE = f"""<domain: "local", opset_import: ["" : 18]>
+    dense (p) => (r) {{ w = {EMPTY} b = {EMPTY} m = MatMul(p, w) r = Add(m, b) }}"""
+
+
+def dense(calls):
+    return with_constants(calls, DENSE, w=normal(8, 8), b=normal(8, seed=3))
+
+
+def test_the_weight_and_the_bias_of_a_function_are_initialized_in_its_body():
+    before = dense("h = local.dense(x) y = Relu(h)")
+    result = initialize(before, X)
+    (layer,) = result.report.layers
+    assert (layer.status, layer.place) == ("ok", "constant")
+    w = held_by(result.model, "w")
+    assert is_orthonormal(w)
+    assert not held_by(result.model, "b").any()
+    assert abs((X @ w).var() - 1) < 1e-3
+    assert result.model.graph == before.graph
+
+
+def test_calls_of_one_function_share_its_weight():
+    result = initialize(dense("h = local.dense(x) r = Relu(h) y = local.dense(r)"), X)
+    assert [layer.shared for layer in result.report.layers] == [True, True]
+    w = held_by(result.model, "w")
+    both = [X @ w, np.maximum(X @ w, 0) @ w]
+    assert [layer.variance for layer in result.report.layers] == pytest.approx([y.var() for y in both], rel=1e-4)
+
+
+def test_the_bias_of_a_function_is_centred():
+    result = initialize(dense("r = Relu(x) y = local.dense(r)"), X, bias="center", scale="channel")
+    y = np.maximum(X, 0) @ held_by(result.model, "w") + held_by(result.model, "b")
+    assert np.abs(y.mean(axis=0)).max() < 1e-5
+    assert np.abs(y.var(axis=0) - 1).max() < 1e-4
+
+
+def test_a_function_that_a_loop_calls_too_keeps_its_weight():
+    """Its weight would change inside the loop, where nothing is measured."""
+    loop = """z = Loop (trips, yes, x) <body = b (int64 i, bool c, float[N,8] s) => (bool d, float[N,8] t) {
+        d = Identity(c) t = local.dense(s) }> h = local.dense(z) y = MatMul(h, v)"""
+    before = dense(loop)
+    for name, array in {"trips": np.array(2), "yes": np.array(True), "v": normal(8, 8, seed=5)}.items():
+        before.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result = initialize(before, X)
+    skipped = [layer for layer in result.report.layers if layer.status == "skipped"]
+    assert any("a constant inside a function" in note for layer in skipped for note in layer.notes)
+    assert result.model.functions == before.functions
+    assert near_one(variances(result.model, {"x": X}, ["y"], reference=False))
+
+
+def test_a_function_that_puts_out_its_weight_keeps_it():
+    function = f"""<domain: "local", opset_import: ["" : 18]> f (p) => (r, w) {{ w = {EMPTY} r = MatMul(p, w) }}"""
+    before = with_constants("h, u = local.f(x) k, t = local.f(h) y = MatMul(k, u)", function, w=normal(8, 8))
+    with pytest.raises(LsuvError, match=r"no layer that can be initialized .*a constant inside a function"):
+        initialize(before, X)
+
+
+def test_a_list_of_numbers_in_a_function_is_left_alone():
     before = model(
         """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
-        g (float[N,2] x) => (float[N,8] y) { h = local.f(x) y = MatMul(h, v) }
+        g (float[N,2] x) => (float[N,8] y) { h = local.f(x) u = Unsqueeze(h, one) y = MatMul(u, v) }
         <domain: "local", opset_import: ["" : 18]> f (x) => (y) {
-            c = Constant<value = float[2,2] {1.0, 2.0, 3.0, 4.0}>() b = Constant<value_float=5.0>()
-            m = MatMul(x, c) y = Add(m, b) }""",
-        v=normal(2, 8),
+            c = Constant<value_floats = [1.0, 2.0]>() y = MatMul(x, c) }""",
+        v=normal(1, 8),
+        one=np.array([1]),
     )
     x = normal(64, 2)
     result = initialize(before, x)
