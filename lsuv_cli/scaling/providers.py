@@ -107,13 +107,14 @@ def _cuda_facts(index: int) -> dict[str, str]:
     major = cuda_major()
     libraries = drivers.cuda_libraries(major) if major else {}
     told = drivers.nvidia_smi(index)
+    capability = drivers.cuda_capability(major, index) if major else None
     return {
         "driver": told.get("driver", "found" if drivers.nvidia_driver() else "none"),
         "needs": f"driver {drivers.OLDEST_DRIVER[major]} or newer" if major in drivers.OLDEST_DRIVER else "",
         "libraries": ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in libraries.items()),
         "wheel": f"onnxruntime-gpu {ort.__version__} for CUDA {major}" if major else "no CUDA in this onnxruntime",
         "card": told.get("card", ""),
-        "capability": told.get("capability", ""),
+        "capability": told.get("capability") or (f"{capability[0]}.{capability[1]}" if capability else ""),
     }
 
 

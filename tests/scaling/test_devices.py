@@ -212,6 +212,52 @@ def test_the_ways_to_have_no_cuda_are_told_apart():
     assert len({drivers.why_no_cuda(text, 13, 3) for text in MESSAGES.values()}) == len(MESSAGES)
 
 
+CARDS = {
+    (6, 1): "(compute capability 6.1) is too old",
+    (12, 0): "(compute capability 12.0) is too new",
+    None: "is too old",
+}
+
+
+@pytest.mark.parametrize("capability", CARDS)
+def test_a_card_without_kernels_is_too_old_or_too_new(monkeypatch, capability):
+    """onnxruntime 1.31's words at the launch of a kernel, when CUDA gives error 209."""
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: capability)
+    text = "running Neg node. Status Message: CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available"
+    told = drivers.why_no_cuda(text, 13, 0)
+    assert CARDS[capability] in told
+    assert ("<1.27" in told) == (capability != (12, 0))
+    assert "<1.27" not in drivers.why_no_cuda(text, 12, 0)
+
+
+def test_the_capability_of_a_card_that_cuda_13_left_behind_explains_any_failure(monkeypatch):
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: (7, 0))
+    assert "is too old" in drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 13, 0)
+    assert drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 12, 0) == ""
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: (7, 5))
+    assert drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 13, 0) == ""
+
+
+def test_a_failure_of_cudas_libraries_is_told_without_signature_host_and_graph():
+    """onnxruntime 1.31's words for a convolution that cuDNN has no engine for."""
+    signature = (
+        "/onnxruntime_src/onnxruntime/core/providers/cuda/cudnn_fe_call.cc:117 std::conditional_t<THRW, void, "
+        "onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, const char*, SUCCTYPE, const char*, "
+        "const char*, int) [with ERRTYPE = cudnn_frontend::error_object; bool THRW = true; SUCCTYPE = "
+        "cudnn_frontend::error_code_t; std::conditional_t<THRW, void, common::Status> = void] "
+    )
+    text = (
+        "[ONNXRuntimeError] : 11 : EP_FAIL : Non-zero status code returned while running Conv node. Name:'' Status "
+        f"Message: OP not supported by CUDNN Frontend: {signature}{signature}CUDNN_FE failure 6: "
+        "GRAPH_EXECUTION_PLAN_CREATION_FAILED ; GPU=0 ; hostname=secret ; file=/onnxruntime_src/conv.cc ; line=248 ; "
+        'expr=check_support(handle); \n\n with the cudnn frontend json:\n{"context":{}}'
+    )
+    assert translation.one_line(RuntimeError(text)) == (
+        "Non-zero status code returned while running Conv node. Name:'' Status Message: OP not supported by CUDNN "
+        "Frontend: CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED"
+    )
+
+
 def test_cuda_12_is_offered_only_where_the_wheel_is_for_cuda_13():
     assert "<1.27" in drivers.why_no_cuda(MESSAGES["old driver"], 13, 0)
     assert "<1.27" not in drivers.why_no_cuda(MESSAGES["old driver"], 12, 0)
