@@ -194,6 +194,23 @@ def test_out_of_memory_names_the_option_that_helps(libraries, mlp, tmp_path):
     assert any(event == "refused" for event, *_ in done.log)
 
 
+def test_batch_normalization_in_training_mode_runs_on_the_cpu(libraries, tmp_path):
+    """The CUDA provider refuses to load it, from operator set 14 on."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[N,8] x) => (y) {
+            a = MatMul(x, w) b, m, v = BatchNormalization<training_mode=1>(a, one, one, one, one) y = Tanh(b) }"""
+    )
+    for name, array in (("w", np.eye(8, dtype=np.float32)), ("one", np.ones(8, np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    path = tmp_path / "norm.onnx"
+    path.write_bytes(model.SerializeToString())
+    np.save(path.with_suffix(".npy"), np.random.default_rng(0).standard_normal((64, 8), np.float32))
+    done = run(libraries, tmp_path, *check(path, "--device", "cuda", "--json"))
+    told = json.loads(done.out)
+    assert any("ran on the CPU, because CUDA device 0 does not take it" in warning for warning in told["warnings"])
+    assert all("onnxruntime::" not in warning for warning in told["warnings"])
+
+
 def test_strings_come_out_of_a_stage_and_go_into_the_next(libraries, tmp_path):
     code = """
 import numpy as np, onnx

@@ -86,7 +86,7 @@ def probe(provider: Provider, index: int) -> str:
     """Run the probe on a device and compare; empty if the device computes what the CPU does."""
     device = Device(provider, index, 1)
     try:
-        session = Session(_probe(), device)
+        session = Session(_probe(), device, strict=True)
         if provider.key not in session.providers:
             return provider.explain("", index) or f"onnxruntime gives no session on {device}"
         found = _results(session, value_on(device, _numbers(2, 4, 6, 6)))

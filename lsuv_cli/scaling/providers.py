@@ -54,10 +54,16 @@ class Device:
     index: int
     threads: int
     reason: str = ""  # why this device, and why not another
+    refused: list[str] = field(default_factory=list, compare=False)  # what it did not take, so that the host ran it
 
     @property
     def kind(self) -> str:
         return self.provider.name
+
+    @property
+    def host(self) -> Device:
+        """The CPU, with as many threads."""
+        return Device(PROVIDERS["cpu"], 0, self.threads)
 
     @property
     def is_host(self) -> bool:

@@ -68,7 +68,8 @@ def one_line(problem: BaseException) -> str:
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     # A failure of CUDA's libraries stands between a C++ signature and the host's name, a file, and a graph in JSON.
     text = re.sub(r" ; GPU=-?\d.*", "", text)
-    text = re.sub(r"std::conditional_t<[^>]*> onnxruntime::CudaCall\([^)]*\) \[with [^\]]*\]\s*", "", text)
+    text = re.sub(r"std::conditional_t<[^>]*> onnxruntime::CudaCall\([^)]*\)", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
-    text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::[\w:~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
+    text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::(?:[\w:~]|<[^<>]*>)+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
+    text = re.sub(r"\[with [^\]]*\]\s*", "", text)
     return " ".join(text.split())[:LONGEST_REASON]

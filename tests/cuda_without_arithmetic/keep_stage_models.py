@@ -37,10 +37,12 @@ class Kept:
 opened = runtime.Session.__init__
 
 
-def kept(self: runtime.Session, model: StageModel, device: Device, *, optimized: bool = True) -> None:
+def kept(
+    self: runtime.Session, model: StageModel, device: Device, *, optimized: bool = True, strict: bool = False
+) -> None:
     verdict = "refused"
     try:
-        opened(self, model, device, optimized=optimized)
+        opened(self, model, device, optimized=optimized, strict=strict)
         verdict = "loads"
     except Unsupported:
         verdict = "unsupported"  # the tool then runs the stage in float32, which makes another stage model

@@ -28,7 +28,9 @@ HERE = Path(__file__).parent
 STILL = 60.0  # seconds without a verdict after which the process that loads is taken for stuck
 
 # Reasons of the provider's own, and what is done about them.
-KNOWN: dict[str, str] = {}
+KNOWN = {
+    "Training mode does not support BN opset 14": "CUDA has no BatchNormalization in training mode; it runs on the CPU",
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load(folder: Path, told: Path) -> None:
             print(json.dumps({**about, "says": "the process ended or stood still"}), file=file, flush=True)
             says = "loads"
             try:
-                session = Session(model, cuda, optimized=kept.optimized)
+                session = Session(model, cuda, optimized=kept.optimized, strict=True)
                 if PROVIDERS["cuda"].key not in session.providers:
                     says = "the session has no CUDA"
             except Unsupported as problem:

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from helpers import exposed, model, normal, tensor, values
-from lsuv_cli import initialize
+from lsuv_cli import doctor, examination, initialize
 from lsuv_cli.errors import DeviceError, LsuvError
 from lsuv_cli.scaling import devices, drivers, frontier, fused, providers, runtime, translation
 from lsuv_cli.scaling.frontier import Frontier
@@ -143,6 +143,56 @@ def test_a_new_device_is_a_new_row(monkeypatch):
     assert report.device == "Twin, 1 thread"
     assert report.device_reason == "as asked"
     assert report.exit_code == 0
+
+
+# A device that does not take a stage
+
+REFUSES = "Exception during initialization: Training mode does not support BN opset 14 (or higher) yet."
+
+
+@pytest.fixture
+def picky(monkeypatch):
+    """A device whose sessions are refused; what it says."""
+    says = [REFUSES]
+
+    def attach(options, index):
+        raise RuntimeError(says[0])
+
+    row = replace(PROVIDERS["cpu"], name="picky", title="Picky", memory="picky", attach=attach)
+    monkeypatch.setattr(devices, "PROVIDERS", {**PROVIDERS, "picky": row})
+    monkeypatch.setattr(devices, "probe", lambda provider, index: "")
+    return says
+
+
+def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
+    data = normal(12, 8, seed=3)
+    there, here = (initialize(tanhs(), data, device=name, threads=1) for name in ("picky", "cpu"))
+    for name in "uvw":
+        assert np.array_equal(tensor(there.model, name), tensor(here.model, name))
+    assert there.report.exit_code == 0
+    (warning,) = there.report.warnings
+    assert warning == (
+        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {REFUSES}"
+    )
+    assert here.report.warnings == ()
+
+
+def test_a_device_that_runs_out_of_memory_is_not_replaced_by_the_host(picky):
+    picky[0] = OUT_OF_MEMORY[2]
+    with pytest.raises(translation.OutOfMemory):
+        initialize(tanhs(), normal(12, 8), device="picky")
+
+
+def test_the_probe_takes_no_session_on_the_host():
+    row = replace(PROVIDERS["cpu"], memory="other", attach=lambda options, index: 1 / 0)
+    assert "division by zero" in devices.probe(row, 0)
+
+
+def test_the_doctor_notices_that_a_stage_ran_on_the_host(monkeypatch, picky):
+    monkeypatch.setattr(examination, "TYPES", {"float32": "float"})
+    found = doctor(device="picky", threads=1)
+    assert found.exit_code == 1
+    assert "a stage ran on the CPU" in found.cases[0].problem
 
 
 # The probe
