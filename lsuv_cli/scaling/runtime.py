@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, ValueInfoProto, helper
 
+from lsuv_cli.errors import ModelError
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import constant_value, nodes_inside
 from lsuv_cli.model.graph import SHAPE_BYTES
@@ -23,7 +24,7 @@ from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.providers import CPU, Device
-from lsuv_cli.scaling.translation import one_line, translated
+from lsuv_cli.scaling.translation import OutOfMemory, UnknownOperator, Unsupported, one_line, translated
 
 Array = NDArray[Any]
 
@@ -41,6 +42,8 @@ BROKEN_IN_TRAINING = ["ConstantSharing"]
 # EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
 BROKEN_FOR_DROPOUT = ["EliminateDropout"]
 
+
+ON_THE_HOST = "a stage ran on the CPU"  # how the warning begins
 
 # Errors come as exceptions; onnxruntime's log lines besides them would only clutter stderr.
 ort.set_default_logger_severity(4)
@@ -143,23 +146,39 @@ def _may_transpose_for_a_vector(nodes: Sequence[onnx.NodeProto], tensors: Mappin
 
 
 class Session:
-    """A stage's model, ready to run."""
+    """A stage's model, ready to run.
 
-    def __init__(self, model: StageModel, device: Device, *, optimized: bool = True) -> None:
+    A model that the device does not take for reasons of its own (CUDA has no BatchNormalization in training mode) runs
+    on the host, where its values are anyway, and the device's `refused` says so; with `strict` it is an error.
+    """
+
+    def __init__(self, model: StageModel, device: Device, *, optimized: bool = True, strict: bool = False) -> None:
         self.model = model
         self.device = device
+        self._held = {name: host_value(array) for name, array in model.tensors.items()}
+        self._measured = [name for each in model.measurements for name in each.fetches]
+        try:
+            self._session = self._open(optimized)
+        except (OutOfMemory, UnknownOperator, Unsupported):
+            raise
+        except ModelError as problem:
+            if strict or device.is_host:
+                raise
+            self.device = device.host
+            self._session = self._open(optimized)
+            device.refused.append(f"{ON_THE_HOST}, because {device} does not take it: {problem}")
+
+    def _open(self, optimized: bool) -> Any:
         options = _options(optimized=optimized)
-        options.intra_op_num_threads = device.threads
+        options.intra_op_num_threads = self.device.threads
         options.use_deterministic_compute = True
         # Memory patterns pay off over many runs of one shape; a session here runs few, and they take a third more.
         options.enable_mem_pattern = False
-        self._held = {name: host_value(array) for name, array in model.tensors.items()}
         if self._held:
             options.add_external_initializers(list(self._held), list(self._held.values()))
-        proto = fused.split(model.proto, device.provider.splits)
-        with translated(device=device):
-            self._session = open_on(device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
-        self._measured = [name for each in model.measurements for name in each.fetches]
+        proto = fused.split(self.model.proto, self.device.provider.splits)
+        with translated(device=self.device):
+            return open_on(self.device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
 
     @property
     def providers(self) -> list[str]:
