@@ -27,9 +27,9 @@ from lsuv_cli.workers import keeper
 
 ATTEMPTS = 2  # to start Ray
 REACH_SECONDS = 10.0  # for the first connection to a cluster
-# That a worker may take to start, at first or in a lost one's place; beyond them a cluster has no room for it. A local
-# Ray has, but other work may have the cores.
-START_SECONDS, REPLACE_SECONDS, LOCAL_SECONDS = 60.0, 30.0, 600.0
+# Seconds for all workers to start, for the first one, and for one in a lost one's place; beyond them a cluster has no
+# room. A local Ray has, but other work may have the cores.
+START_SECONDS, FIRST_SECONDS, REPLACE_SECONDS = 60.0, 600.0, 30.0
 LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
@@ -176,7 +176,7 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:
             slots = [Slot(threads, options)] * count
-            yield Cluster(ray, slots, watch, start_seconds=LOCAL_SECONDS, replace_seconds=LOCAL_SECONDS)
+            yield Cluster(ray, slots, watch, start_seconds=FIRST_SECONDS, replace_seconds=FIRST_SECONDS)
         finally:
             ray.shutdown()
 

@@ -24,7 +24,7 @@ from lsuv_cli.scaling.drawing import Draw, Drawn
 from lsuv_cli.scaling.shares import Batch, Kinds
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
-from lsuv_cli.workers.cluster import Cluster, Slot, opened
+from lsuv_cli.workers.cluster import FIRST_SECONDS, Cluster, Slot, opened
 from lsuv_cli.workers.draws import DrawnAhead
 from lsuv_cli.workers.passes import SharedPass
 from lsuv_cli.workers.worker import Failure, Lost, Place, Sight, Worker, free_on_nodes
@@ -90,13 +90,15 @@ class Crew:
         """Start all workers."""
         actors = [(slot, self._new(slot)) for slot in self.cluster.slots]
         references = [actor.place.remote() for _, actor in actors]
-        self.ray.wait(references, num_returns=len(references), timeout=self.cluster.start_seconds)
+        ready, _ = self.ray.wait(references, num_returns=len(references), timeout=self.cluster.start_seconds)
+        if not ready:
+            self.ray.wait(references, num_returns=1, timeout=max(FIRST_SECONDS - self.cluster.start_seconds, 0.0))
         for number, ((slot, actor), reference) in enumerate(zip(actors, references, strict=True), 1):
             place = self._place(reference, 0.1)
             if place is not None:
                 self.hands[number] = Hand(number, slot, actor, place)
         if not self.hands:
-            waited = f"within {self.cluster.start_seconds:.0f} s"
+            waited = f"within {FIRST_SECONDS:.0f} s"
             raise LsuvError(f"no worker started {waited}; look at the Ray cluster with `ray status`")
         if len(self.hands) < len(actors):
             self.told.append(f"{len(self.hands)} of {len(actors)} workers started; Ray has no room for the others")
