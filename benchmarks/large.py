@@ -3,15 +3,18 @@
 The model is built in a temporary directory, taken through a command of `lsuv` as a process of its own, and removed. It
 is a chain of square inner products with ReLU and external data, or with `--one-file` the same in one file, or with
 `--bert` a transformer encoder of BERT's size in one file. Options that are not known here go to the command:
-`python benchmarks/large.py --bert --pre-init msra`.
+`python benchmarks/large.py --bert --pre-init msra`. With `--workers 2` among them, the driver's peak is told apart.
 """
 
 import argparse
+import contextlib
+import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,27 +94,61 @@ def _save(graph: onnx.GraphProto, path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def resident(process: int) -> int:
-    """Kilobytes in memory of a process and all that it started."""
+@dataclass
+class Peaks:
+    """The most bytes that were resident at a time: of all processes together, and of the driver by kinds."""
+
+    whole: int = 0
+    private: int = 0  # the driver's own memory
+    shared: int = 0  # the object store, as far as the driver has it mapped and touched
+
+    def sample(self, top: int) -> None:
+        self.whole = max(self.whole, sum(resident(pid, "VmRSS") for pid in below(top)))
+        same = Path(f"/proc/{top}/cmdline").read_bytes()
+        for pid in children(top):  # the command forks, and its child is the driver
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == same:
+                self.private = max(self.private, resident(pid, "RssAnon"))
+                self.shared = max(self.shared, resident(pid, "RssShmem"))
+
+
+def resident(pid: int, kind: str) -> int:
+    """Bytes of a process in memory, of one kind in /proc/PID/status."""
     try:
-        status = Path(f"/proc/{process}/status").read_text()
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        return int(status.partition("VmRSS:")[2].split()[0]) + sum(map(resident, map(int, children)))
+        return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition(f"{kind}:")[2].split()[0])
     except (OSError, IndexError):  # it has ended
         return 0
 
 
-def run(words: list[str], model: Path) -> tuple[int, int, float]:
-    """Exit code, peak of all processes together in bytes (sampled every 10 ms; Linux), seconds."""
-    begun, peak = time.perf_counter(), 0
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return []
+
+
+def below(pid: int) -> list[int]:
+    """A process and all that it started."""
+    return [pid, *(each for child in children(pid) for each in below(child))]
+
+
+def run(words: list[str], model: Path, pause: float) -> tuple[int, Peaks, float]:
+    """Exit code, peaks (sampled every `pause` seconds; Linux), seconds."""
+    begun, peaks = time.perf_counter(), Peaks()
     with model.open("rb") as stdin:
         process = subprocess.Popen([sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words],
                                    stdin=stdin, stdout=subprocess.DEVNULL)  # fmt: skip
     ended = threading.Event()
     threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
-    while not ended.wait(0.01):
-        peak = max(peak, resident(process.pid))
-    return process.returncode, peak * 1024, time.perf_counter() - begun
+    while not ended.wait(pause):
+        with contextlib.suppress(OSError):  # it has just ended
+            peaks.sample(process.pid)
+    return process.returncode, peaks, time.perf_counter() - begun
+
+
+def stage_weights(model: Path) -> int:
+    """The most bytes of weights in one stage, as the command foresees them."""
+    words = [sys.executable, "-c", "from lsuv_cli.cli import main; main()", "init", str(model), "--dry-run", "--json"]
+    told = subprocess.run(words, capture_output=True, check=True)
+    return int(json.loads(told.stdout)["memory"]["weights_of_a_stage"])
 
 
 def main() -> None:
@@ -135,9 +172,16 @@ def main() -> None:
             np.save(data, rng.standard_normal((options.samples, options.width)).astype(np.float32))
         words = COMMANDS[options.command].format(model=model, data=data, out=out).split()
         size = sum(path.stat().st_size for path in (model, Path(folder) / "large.bin") if path.exists())
-        code, peak, took = run([*words, *more], model)
+        workers = any(word.startswith("--workers") for word in more)
+        code, peaks, took = run([*words, *more], model, 0.05 if workers else 0.01)
+        stage = stage_weights(model) if workers else 0
     print(f"lsuv {options.command}, {size / 1e6:.0f} MB of model: exit code {code}, {took:.0f} s")
-    print(f"peak resident set of all processes {peak / 1e6:.0f} MB, {peak / size:.2f} times the model")
+    if workers:
+        print(f"driver: {peaks.private / 1e6:.0f} MB of its own; weights of a stage {stage / 1e6:.0f} MB")
+        print(f"object store, as the driver has it mapped: {peaks.shared / 1e6:.0f} MB")
+    else:
+        times = f"{peaks.whole / size:.2f} times the model"
+        print(f"peak resident set of all processes {peaks.whole / 1e6:.0f} MB, {times}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import contextlib
 import inspect as inspect_module
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import onnx
@@ -151,7 +150,7 @@ def initialize(
     """
     call = Call.of(keywords, "force", "without_weights")
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_opened(model, filling=True, without_weights=call.without_weights))
+        file = stack.enter_context(opened(model, filling=True, without_weights=call.without_weights))
         before = checkpoints.read(like) if like is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
         if weights is not None:
@@ -165,43 +164,6 @@ def initialize(
             targets = job.targets(call.drawn, wanted, call.force)  # a data file may go beside the model now
         job.crew = stack.enter_context(_crew(call.settings, wanted=not dry_run))
         return job.initialize(targets.get("`output`"), targets.get("`weights`"), dry_run)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One of several models to initialize, all of whose files are named."""
-
-    model: str
-    data: tuple[str, ...]
-    output: str | None
-    force: bool
-    dry_run: bool
-    without_weights: bool
-    settings: Settings
-
-
-def initialize_each(
-    requests: Sequence[Request], settings: Settings, listen: Listener = silent
-) -> Iterator[tuple[int, Callable[[], Report]]]:
-    """Initialize several models at once, by workers; (place in the list, report or exception) as each ends."""
-    from lsuv_cli.workers import models
-
-    written = next((Path(request.output).parent for request in requests if request.output is not None), None)
-    places = models.Places(tuple(Path(request.model) for request in requests[:1]), written)
-    return models.at_once(_requested, requests, places, settings, listen)
-
-
-def _requested(request: Request, threads: int) -> Report:
-    given = replace(request.settings, workers=None, threads=threads)
-    return initialize(
-        request.model,
-        list(request.data) or None,
-        output=request.output,
-        dry_run=request.dry_run,
-        force=request.force,
-        without_weights=request.without_weights,
-        **given.keywords(),
-    ).report
 
 
 @_documented(JUDGE, tol=CHECK_TOL)
@@ -226,7 +188,7 @@ def measure(
     call = Call.of(keywords, tol=CHECK_TOL)
     if data is None:
         raise LsuvError("`measure` needs data: give `data`")
-    with _opened(model) as file:
+    with opened(model) as file:
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details)
         job.targets(call.drawn)
         with _crew(call.settings) as job.crew:
@@ -256,7 +218,7 @@ def inspect(
         {settings}
     """
     call = Call.of(keywords)
-    with _opened(model, filling=data is None) as file:
+    with opened(model, filling=data is None) as file:
         place = dumps.check(dump) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         if missing := _without_values(file):
@@ -287,7 +249,7 @@ def expose(
     Returns the model (None if its weights are in a file beside `output`), and the name of each layer's output.
     """
     checked = Settings.of({"include": include, "exclude": exclude})
-    with _opened(model, filling=True) as file:
+    with opened(model, filling=True) as file:
         job = Job(file, checked, None, silent)
         return job.expose(job.targets(None, {"`output`": output}, force).get("`output`"))
 
@@ -326,7 +288,7 @@ def compare(
     reports = {}
     read = None  # once: a loader or a stream may give other data the next time, or none
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_opened(model))
+        file = stack.enter_context(opened(model))
         Job(file, checked, sources, listen).targets(call.drawn)
         crew = stack.enter_context(_crew(checked))
         for name, settings in chosen.items():
@@ -363,7 +325,7 @@ def strip(
     patterns = (keep,) if isinstance(keep, str) else tuple(keep)
     if isinstance(larger_than, bool) or not isinstance(larger_than, int) or larger_than < 0:
         raise LsuvError(f"`larger_than` {larger_than!r} is not a whole number of at least 0")
-    with _opened(model, filling=True, without_weights=True) as file:
+    with opened(model, filling=True, without_weights=True) as file:
         job = Job(file, Settings(), None, silent)
         target = job.targets(None, {"`output`": output}, force, beside=False).get("`output`")
         return job.strip(target, patterns, larger_than)
@@ -419,7 +381,7 @@ def _crew(settings: Settings, *, wanted: bool = True) -> contextlib.AbstractCont
 
 
 @contextlib.contextmanager
-def _opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
+def opened(model: Model, *, filling: bool = False, without_weights: bool = False) -> Iterator[ModelFile]:
     """Open a model. An unforeseen exception becomes a `ModelError` if onnxruntime refuses the model too.
 
     Unless they are going to be filled, tensors without values are an error.

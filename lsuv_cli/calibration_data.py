@@ -25,8 +25,10 @@ def specs(graph: Graph) -> list[InputSpec]:
     return [replace(_spec(name, info), table=tables.get(name)) for name, info in graph.inputs.items()]
 
 
-def read(given: Data | Sequence[str], specs: Sequence[InputSpec], settings: Settings) -> Calibration:
-    """The data as batches that fit the model's inputs: from files, at random, or from memory."""
+def read(given: Data | Sequence[str] | Calibration, specs: Sequence[InputSpec], settings: Settings) -> Calibration:
+    """The data as batches that fit the model's inputs: from files, at random, from memory, or as it was read before."""
+    if isinstance(given, Calibration):
+        return given
     size, limit = settings.batch_size, settings.limit
     options = ImageOptions(settings.mean, settings.std, settings.size)
     sources: list[str] = []

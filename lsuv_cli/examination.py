@@ -35,6 +35,7 @@ from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import devices, drivers
 from lsuv_cli.scaling.providers import Device, Provider
+from lsuv_cli.scaling.runtime import ON_THE_HOST
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
 
@@ -203,16 +204,18 @@ def _case(name: str, model: onnx.ModelProto, dtype: str, data: Array, device: De
     tol = TOL_IN_HALF if dtype in ROUNDING else TOL
     limit = tol / 10 + ROUNDING.get(dtype, 0.0)
     try:
-        expected, _ = _initialized(model, data, "cpu", tol=tol, threads=1)
+        expected, *_ = _initialized(model, data, "cpu", tol=tol, threads=1)
         runs = [_initialized(model, data, _request(device), tol=tol, threads=device.threads, memory=1) for _ in "12"]
     except LsuvError as problem:
         return Case(name, dtype, None, "", limit, None, str(problem))
-    found, statuses = runs[0]
+    found, statuses, refused = runs[0]
     off = {key: _distance(array, expected[key]) for key, array in found.items()}
     where = max(off, key=lambda key: off[key])
     equal = all(np.array_equal(array, runs[1][0][key]) for key, array in found.items())
     fault = ""
-    if statuses != {Status.OK}:
+    if refused:
+        fault = refused[0]
+    elif statuses != {Status.OK}:
         fault = f"layers are {', '.join(sorted(statuses))}"
     elif not off[where] <= limit:
         fault = f"{where} is off by {off[where]:.1e} of the CPU's, more than {limit:.1e}"
@@ -225,13 +228,14 @@ def _request(device: Device) -> str:
 
 def _initialized(
     model: onnx.ModelProto, data: Array, device: str, *, tol: float, threads: int, memory: int | None = None
-) -> tuple[dict[str, Array], set[Status]]:
-    """Tensor -> its initialized values, and the statuses of the layers."""
+) -> tuple[dict[str, Array], set[Status], list[str]]:
+    """Tensor -> its initialized values, the statuses of the layers, and why stages did not run on the device."""
     settings = Settings(device=device, tol=tol, threads=threads, memory=memory, batch_size=BATCH)
     done = Job(load(model), settings, data, silent).initialize(None, None, dry_run=False)
     assert done.model is not None
     tensors = {t.name: np.asarray(numpy_helper.to_array(t), np.float64) for t in done.model.graph.initializer}
-    return tensors, {layer.status for layer in done.report.layers}
+    refused = [warning for warning in done.report.warnings if warning.startswith(ON_THE_HOST)]
+    return tensors, {layer.status for layer in done.report.layers}, refused
 
 
 def _distance(one: Array, other: Array) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lsuv_cli import temporary
 from lsuv_cli.errors import LsuvError, OutputError
 from lsuv_cli.scratch import Scratch
 
@@ -192,6 +193,28 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def publish(target: Target, model: Path, data: Path | None) -> None:
+    """Give a finished model its name, and the file of its weights, if it has one, the name beside it."""
+    if data is None:
+        target.publish(model)
+        return
+    beside = target.with_suffix(DATA_SUFFIX)
+    with alone_in(target.place.parent):
+        if target.force:
+            # The old model beside the new data file would be a wrong model, so the old model is removed first.
+            with contextlib.suppress(OSError):  # the rename below then fails too, and says why
+                target.place.unlink(missing_ok=True)
+        beside.publish(data)
+        temporary.announce(beside.place)  # a data file without its model is useless
+        try:
+            target.publish(model)
+        except BaseException:  # an interruption too must not leave the data without its model
+            beside.place.unlink(missing_ok=True)
+            raise
+        finally:
+            temporary.withdraw(beside.place)
 
 
 def absolute(path: StrPath) -> Path:

@@ -446,7 +446,7 @@ class Job:
             samples=data.samples if data else 0,
             batches=len(data.batches) if data else 0,
             workers=self.crew.reports() if self.crew is not None else (),
-            warnings=tuple(dict.fromkeys([*self.warnings, *told])),
+            warnings=tuple(dict.fromkeys([*self.warnings, *run.device.refused, *told])),
             seconds={phase: round(seconds, 4) for phase, seconds in self.seconds.items()},
             **facts,
         )

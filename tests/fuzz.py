@@ -362,9 +362,19 @@ def bounded() -> None:
 
 
 def warm_up() -> None:
-    """Import all that a command imports, so that a fork need not."""
+    """Import all that a command imports, so that a fork need not.
+
+    No session is made: a fork would not have its threads.
+    """
     import lsuv_cli.api
     import lsuv_cli.cli.display  # noqa: F401
+    from lsuv_cli.cli import main
+
+    for command in ("init", "inspect", "check", "strip", "expose"):
+        more = ["-o", "o.onnx"] if command in {"strip", "expose"} else ["--data", "missing.npy"]
+        with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.suppress(SystemExit):
+            main([command, "missing.onnx", *more])
+        assert "missing.onnx" in told.getvalue()
 
 
 def run(numbers: Iterator[int], seed: int, found: Callable[[int, Case, str, str], None]) -> collections.Counter[str]:

@@ -2,7 +2,7 @@
 """Mutation testing of `lsuv_cli/scaling` and `lsuv_cli/model`: how many of the mutants do the tests notice?
 
     python tests/mutants.py map MAP TESTS...   # which lines each test runs, and its time (Python 3.12 or newer)
-    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --sample, --again
+    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --share, --again
     python tests/mutants.py report RESULTS
 
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
@@ -11,7 +11,7 @@
 2. It gets the tests that run its line: some that have the changed word in their text, those of the file named after the
    module, the twenty that run the fewest lines in all, then one of each file in turn, those of the module's room first
    and the quickest first, until there are --seconds of them; none takes a tenth of that. At the level of the module
-   these are the tests that run a line which reads the name, or one that is computed from it.
+   or of a class these are the tests that run a line which reads the name, or one that is computed from it.
 3. The first test that fails kills it; so does three times the time that its tests take, of processor time.
 4. All runs take place in a copy of the tree: a mutant may write where it should not, and the tree may be edited.
 
@@ -26,7 +26,9 @@ import difflib
 import gc
 import importlib.abc
 import importlib.util
+import itertools
 import json
+import math
 import os
 import random
 import resource
@@ -59,14 +61,14 @@ def modules() -> list[str]:
     return [f"{room}/{path.name}" for room in ROOMS for path in sorted((TREE / "lsuv_cli" / room).glob("*.py"))]
 
 
-def mutants(only: Sequence[str] = (), sample: int = 0, seed: int = 0) -> list[Mutant]:
-    """The mutants of all modules, or at most `sample` of each, in an order that only the seed decides."""
+def mutants(only: Sequence[str] = (), share: float = 1.0, seed: int = 0) -> list[Mutant]:
+    """The mutants of all modules, or this share of each (rounded up), in an order that only the seed decides."""
     drawn: list[Mutant] = []
     for module in modules():
         if not only or any(word in module for word in only):
             made = list(of_module(module, (TREE / "lsuv_cli" / module).read_text()))
             random.Random(f"{seed} {module}").shuffle(made)
-            drawn += made[: sample or None]
+            drawn += made[: math.ceil(share * len(made))]
     return drawn
 
 
@@ -158,7 +160,7 @@ class Tests:
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
         specific = sorted(quick, key=lambda test: (self.size[test], test))
         chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
-        own = [test for test in specific if f"test_{stem}." in test][:40]
+        own = [test for test in specific if f"test_{stem}." in test][:100]
         chosen += [test for test in dict.fromkeys([*own, *specific[:20]]) if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
@@ -189,7 +191,7 @@ class Tests:
         return name + self.texts[file].get(name.partition("[")[0], "")
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
-        """Of a line at the level of the module: the tests that run a line which reads what is assigned there."""
+        """Of a line at the level of a module or a class: the tests that run a line which reads what is assigned."""
         lines = {line for name in _derived(mutant) for line in self.readers[name]}
         return {test for line in lines for test in self.by_line.get(line, ())}
 
@@ -366,8 +368,11 @@ def _derived(mutant: Mutant) -> set[str]:
 
 
 def _assigned(mutant: Mutant) -> list[str]:
-    """The names that a statement at the level of the module gives a value."""
-    for node in mutant.place.tree.body:
+    """The names that a statement at the level of the module, or of the class that the mutant is in, gives a value."""
+    bodies = [mutant.place.tree.body]
+    if mutant.place.is_class:
+        bodies = [node.body for node in ast.walk(mutant.place.tree) if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(*bodies):
         if node.lineno <= mutant.line <= (node.end_lineno or 0) and isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
@@ -377,7 +382,7 @@ def _assigned(mutant: Mutant) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     results = read(options.results)
     tests = Tests(options.map)
-    chosen = mutants(options.only, options.sample, options.seed)
+    chosen = mutants(options.only, options.share, options.seed)
     if options.again:
         chosen = [m for m in chosen if results.get(m.key, {}).get("verdict") in LIVE]
         excused = equivalent()
@@ -430,8 +435,14 @@ def report(options: argparse.Namespace) -> None:
     print("| module | mutants | tried | without effect | killed | left |\n|---|---|---|---|---|---|")
     for name, n in total.items():
         tried, matter = n["killed"] + n["excused"] + n["left"], n["killed"] + n["left"]
-        share = f" ({100 * n['killed'] / matter:.0f} %)" if matter else ""
+        share = f" ({100 * n['killed'] / matter:.0f} %, {_interval(n['killed'], matter)})" if matter else ""
         print(f"| {name} | {n['made']} | {tried} | {n['excused']} | {n['killed']}{share} | {n['left']} |")
+
+
+def _interval(killed: int, n: int, z: float = 1.96) -> str:
+    """Wilson's 95 % confidence interval of a proportion."""
+    middle, half = (killed + z**2 / 2) / (n + z**2), z / (n + z**2) * math.sqrt(killed * (n - killed) / n + z**2 / 4)
+    return f"{100 * (middle - half):.0f} to {100 * (middle + half):.0f} %"
 
 
 def in_a_copy(arguments: Sequence[str]) -> int:
@@ -453,7 +464,7 @@ def main() -> int:
     mapping.add_argument("tests", nargs="+")
     running = commands.add_parser("run")
     running.add_argument("map", type=Path)
-    running.add_argument("--sample", type=int, default=0, help="at most this many of each module")
+    running.add_argument("--share", type=float, default=1.0, help="of each module's mutants, drawn at random")
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--seconds", type=float, default=2.5, help="of tests for each mutant")
     running.add_argument("--minutes", type=float, default=1e9, help="stop after this time")

@@ -22,6 +22,7 @@ BESIDE = {
     "examination": "pipeline",
     "results": "pipeline",
     "arguments": "api",
+    "model_lists": "api",
     "calibration_data": "pipeline",
 }
 BESIDE |= dict.fromkeys(

@@ -33,10 +33,10 @@ def at_once(
     listen: Listener,
 ) -> Iterator[tuple[int, Outcome]]:
     """As many models at once as there are workers, in the order in which they end."""
-    from lsuv_cli import api
+    from lsuv_cli import model_lists
 
     requests = [
-        api.Request(
+        model_lists.Request(
             model=model,  # as it is typed: the process that takes it begins in this directory
             data=tuple(data or ()),
             output=target,
@@ -47,4 +47,4 @@ def at_once(
         )
         for model, target in zip(models, targets, strict=True)
     ]
-    return api.initialize_each(requests, settings, listen)
+    return model_lists.initialize_each(requests, settings, listen)

@@ -82,6 +82,12 @@ class Calibration:
         """The same data in batches of at most this size, where the size of a batch was chosen automatically."""
         return replace(self, batches=Batches([table.at_most(size) for table in self.batches.tables]))
 
+    def in_memory(self) -> Calibration:
+        """The same batches without the files, to be sent to a machine that does not see them."""
+        tables = self.batches.tables
+        held = [replace(t, columns=[column.in_memory(t.used(column)) for column in t.columns]) for t in tables]
+        return replace(self, batches=Batches(held))
+
     @property
     def files(self) -> list[Path] | None:
         """The files that all of the data is read from; None if some of it is in memory."""

@@ -58,11 +58,16 @@ class StoredArray:
     @classmethod
     def of(cls, array: Array, where: str) -> "StoredArray":
         """An array that is in memory already."""
-        return cls(where, array.shape, array.dtype, lambda: array)
+        return cls(where, array.shape, array.dtype, partial(np.asarray, array))
 
     def with_batch_axis(self) -> "StoredArray":
         """The same values with a first axis of length 1."""
         return replace(self, shape=(1, *self.shape), load=lambda: self.load()[None], added_axis=True)
+
+    def in_memory(self, rows: int | None = None) -> "StoredArray":
+        """The array, or its first rows, without its file; mapped memory is not copied."""
+        array = self.values(None if rows is None else 0, rows)
+        return replace(StoredArray.of(np.asarray(array), self.where), added_axis=self.added_axis)
 
     def values(self, start: int | None = None, stop: int | None = None) -> Array:
         """Rows `start` to `stop` along the first axis, or everything; a view where the file allows it."""

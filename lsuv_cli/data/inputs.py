@@ -120,6 +120,17 @@ class InputColumn:
             start += taken
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
+    def in_memory(self, rows: int) -> "InputColumn":
+        """The first rows of the column, to be sent to a machine that does not see the files."""
+        if self.feed is Feed.SAME:
+            return replace(self, parts=(self.parts[0].in_memory(),))
+        parts, left = [], rows
+        for part in self.parts:
+            if left > 0:
+                parts.append(part.in_memory(min(left, part.shape[0])))
+                left -= part.shape[0]
+        return replace(self, parts=tuple(parts))
+
     def describe(self, row: int, within: Sequence[int]) -> str:
         """A value's index, file and content, for an error message."""
         part, row = self._locate(row)

@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from lsuv_cli import outputs, temporary
+from lsuv_cli import outputs
 from lsuv_cli.errors import OutputError
 from lsuv_cli.model import wire
 from lsuv_cli.model.file import (
@@ -212,26 +212,12 @@ class Draft:
             return
         if self._data is None:
             assert self.result is not None
-            target.publish(self._model_path)
+            outputs.publish(target, self._model_path, None)
             self.result = moved(self.result, target.place)
             return
         if os.name == "nt":  # an open file cannot be renamed there
             self._data.file.close()
-        data = target.with_suffix(DATA_SUFFIX)
-        with outputs.alone_in(target.place.parent):
-            if target.force:
-                # The old model beside the new data file would be a wrong model, so the old model is removed first.
-                with contextlib.suppress(OSError):  # the rename below then fails too, and says why
-                    target.place.unlink(missing_ok=True)
-            data.publish(self._data_path)
-            temporary.announce(data.place)  # a data file without its model is useless
-            try:
-                target.publish(self._model_path)
-            except BaseException:  # an interruption too must not leave the data without its model
-                data.place.unlink(missing_ok=True)
-                raise
-            finally:
-                temporary.withdraw(data.place)
+        outputs.publish(target, self._model_path, self._data_path)
 
     @property
     def _model_path(self) -> Path:

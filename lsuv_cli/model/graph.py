@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model import node_checks
 from lsuv_cli.model.flatten import (
     STANDARD_DOMAINS,
     Place,
@@ -27,7 +27,6 @@ from lsuv_cli.model.flatten import (
     free_name,
     inner_graphs,
     label,
-    nodes_inside,
     outer_reads,
 )
 from lsuv_cli.model.random_ops import is_random
@@ -37,9 +36,6 @@ Array = NDArray[Any]
 SHAPE_BYTES = 1024  # a constant up to this size may be a shape, whose values shape inference has to see
 OLDEST_OPSET = 7
 NEW_OPSET = 18  # for a model that has only operators of other domains
-# Einsum's equation: terms of letters, each with at most one ellipsis, and perhaps a term for the result.
-_TERM = r"[a-zA-Z ]*(?:\.\.\.[a-zA-Z ]*)?"
-EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 LARGEST_CONSTANT = 1 << 30  # elements of any value in a constant expression; a damaged model can ask for any size
 
 
@@ -163,6 +159,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
     flat = flatten(model, branches or {})
     if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in model.opset_import):
         flat.nodes = [_modern(node, flat.tensors) if is_standard(node) else node for node in flat.nodes]
+    version = _version(model)
     inputs = {i.name: i for i in model.graph.input if i.name not in flat.tensors and i.name not in flat.sparse}
     captured_by = {id(node): tuple(sorted(set(captures(node)))) for node in flat.nodes if inner_graphs(node)}
     available = {*inputs, *flat.tensors, *flat.sparse}
@@ -173,7 +170,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
     constant = {*flat.tensors, *flat.sparse}
     random: set[str] = set()
     for k, node in enumerate(ordered):
-        _check_equation(node)
+        node_checks.check(node, version)
         names = [*(n for n in node.input if n), *captured.get(k, ())]
         for name in dict.fromkeys(names):
             readers[name].append(k)
@@ -235,16 +232,6 @@ def _modern(node: NodeProto, tensors: dict[str, TensorProto]) -> NodeProto:
     return copied if copied != node else node
 
 
-def _check_equation(node: NodeProto) -> None:
-    """Refuse an Einsum whose equation is none: onnx's shape inference never ends for some of them."""
-    for inner in (node, *nodes_inside(node)):
-        if inner.op_type == "Einsum" and is_standard(inner):
-            equation = attribute(inner, "equation", "")
-            if not EQUATION.fullmatch(equation if isinstance(equation, str) else ""):
-                shown = str(equation)[:60]
-                raise ModelError(f"node {label(inner)!r} (Einsum) has the equation {shown!r}, which is no equation")
-
-
 def captures(node: NodeProto) -> Iterator[str]:
     """The outer values that a node's inner graphs read."""
     for inner in inner_graphs(node):
@@ -258,9 +245,13 @@ def _opsets(model: onnx.ModelProto) -> tuple[onnx.OperatorSetIdProto, ...]:
     loses nothing: onnxruntime runs an operator of an older opset only if opset 7 left it unchanged, but for what
     `_modern` rewrites.
     """
-    version = next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), NEW_OPSET)
     others = (o for o in model.opset_import if o.domain not in STANDARD_DOMAINS)
-    return (helper.make_opsetid("", max(version, OLDEST_OPSET)), *others)
+    return (helper.make_opsetid("", max(_version(model), OLDEST_OPSET)), *others)
+
+
+def _version(model: onnx.ModelProto) -> int:
+    """The version of ONNX's operator set in a model."""
+    return next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), NEW_OPSET)
 
 
 def _largest(model: onnx.ModelProto) -> int:
@@ -290,8 +281,7 @@ def _in_order(nodes: list[NodeProto], captured_by: Mapping[int, Iterable[str]], 
                 )
             waiting[name].append(k)
         missing[k] = len(needs)
-    ready = [k for k, count in missing.items() if count == 0]
-    heapq.heapify(ready)
+    ready = [k for k, count in missing.items() if count == 0]  # in order, and so a heap
     ordered: list[NodeProto] = []
     while ready:
         node = nodes[heapq.heappop(ready)]

@@ -93,8 +93,10 @@ def einsum(equation: str, shape: Shape, position: int) -> MatrixForm:
     """Einsum of two operands. A letter of the weight is an input axis if it is summed over, an output axis if the
     result has it and the other operand has not, and a batch axis if the result and the other operand have it."""
     left, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:  # then the result has the letters that occur once
+        result = "".join(c for c in left if c.isalpha() and left.count(c) == 1)
     terms = left.split(",")
-    if not arrow or len(terms) != 2 or "." in terms[position]:
+    if len(terms) != 2 or "." in terms[position]:
         raise LeftAlone(f"Einsum {equation!r} is not a plain matrix product")
     mine, other = terms[position], terms[1 - position]
     distinct = all(len(set(t.replace(".", ""))) == len(t.replace(".", "")) for t in (mine, result))

@@ -22,6 +22,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 # Names that exporters make up: onnx::MatMul_12, 12, val_3, t_7, /fc/Transpose_output_0.
 MADE_UP = re.compile(r"^(onnx::.*|\d+|(val|_v|t)_\d+|const_fold.*|/.*)$")
 AGAIN = re.compile(r"_\d+$")  # ends the scope of a module's second and later calls
+DEEPEST = 200  # modules within modules; all prefixes of a name take time and memory by the square of its parts
 
 Path = tuple[str, ...]
 
@@ -87,10 +88,11 @@ def spelled_out(scopes: Sequence[str]) -> str:
 
 
 def _prefixes(names: Iterable[str]) -> Iterable[Path]:
+    """The paths of the modules that hold tensors of these names."""
     for name in names:
-        parts = tuple(name.split("."))
-        for length in range(1, len(parts)):
-            yield parts[:length]
+        if name.count(".") <= DEEPEST:
+            parts = tuple(name.split("."))
+            yield from (parts[:length] for length in range(1, len(parts)))
 
 
 def _scope(path: Path) -> str:

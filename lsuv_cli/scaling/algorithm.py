@@ -86,18 +86,22 @@ class _Trial:
     def run(self) -> dict[str, Turn]:
         try:
             for index, stage in enumerate(self.plan.stages):
-                groups = by_tensor(stage.layers)
-                running = {base: self._running(users) for base, users in groups.items()}
-                measured = self._measure(index, stage, running)
-                # A layer may have the scale of another layer of this stage pending; groups are in order of execution,
-                # so the other layer's scale is known by then.
-                for base, users in groups.items():
-                    self._scale(users, running[base], measured)
+                self._stage(index, stage)
                 self.runner.forget(index)
         finally:
             self.drawn.close()
             self.runner.close()
         return self.turns
+
+    def _stage(self, index: int, stage: Stage) -> None:
+        """Measure, solve, store; a stage's weights are gone from memory when it ends."""
+        groups = by_tensor(stage.layers)
+        running = {base: self._running(users) for base, users in groups.items()}
+        measured = self._measure(index, stage, running)
+        # A layer may have the scale of another layer of this stage pending; groups are in order of execution, so the
+        # other layer's scale is known by then.
+        for base, users in groups.items():
+            self._scale(users, running.pop(base), measured)
 
     def _running(self, users: Sequence[Layer]) -> RunningWeight:
         linear = all(layer.is_linear for layer in users)

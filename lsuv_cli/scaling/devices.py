@@ -1,7 +1,7 @@
 """The device that sessions run on: the one that was asked for, once it has been tried.
 
 A provider that loads may still lack cuDNN, or kernels for the card, and onnxruntime notices that only when a node runs.
-So a device is taken only if it runs a convolution and two reductions, and computes what the CPU computes.
+So a device is taken only if it runs a negation, a convolution and two reductions, and computes what the CPU computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TOLERANCE = 1e-3  # relative; a device that is off by more computes something el
 PROBE = """
     <ir_version: 8, opset_import: ["" : 13]>
     probe (float[2,4,6,6] x, float[8,4,3,3] w) => (conv, mean, pool) {
-        conv = Conv <pads=[1,1,1,1]> (x, w)
+        own = Neg (x)
+        conv = Conv <pads=[1,1,1,1]> (own, w)
         mean = ReduceMean <axes=[2,3]> (conv)
         pool = GlobalAveragePool (conv) }
 """
@@ -85,7 +86,7 @@ def probe(provider: Provider, index: int) -> str:
     """Run the probe on a device and compare; empty if the device computes what the CPU does."""
     device = Device(provider, index, 1)
     try:
-        session = Session(_probe(), device)
+        session = Session(_probe(), device, strict=True)
         if provider.key not in session.providers:
             return provider.explain("", index) or f"onnxruntime gives no session on {device}"
         found = _results(session, value_on(device, _numbers(2, 4, 6, 6)))
@@ -102,7 +103,9 @@ def probe(provider: Provider, index: int) -> str:
 
 
 def _probe() -> StageModel:
-    """A model with an operator of cuDNN, one of the provider's own reductions, and one that may be either."""
+    """A model with a plain kernel of the provider's own, which says so if it was not built for the card, an operator of
+    cuDNN, one of the provider's own reductions, and one that may be either.
+    """
     proto = onnx.parser.parse_model(PROBE)
     weight = proto.graph.input.pop()
     proto.graph.initializer.append(onnx.numpy_helper.from_array(_numbers(8, 4, 3, 3), weight.name))

@@ -18,6 +18,12 @@ OLDEST_DRIVER = {12: "525", 13: "580"}
 # onnxruntime-gpu 1.23 to 1.26 is built for CUDA 12, from this version on for CUDA 13.
 FIRST_FOR_CUDA_13 = "1.27"
 CUDNN = 9  # the major version that both want
+# The compute capability of the oldest card that CUDA 13 has kernels for: Turing.
+OLDEST_CARD = (7, 5)
+CAPABILITY = (75, 76)  # the numbers of cudaDevAttrComputeCapabilityMajor and ...Minor
+FOR_CUDA_12 = f"pip install 'onnxruntime-gpu[cuda,cudnn]<{FIRST_FOR_CUDA_13}' for CUDA 12"
+# CUDA's and cuDNN's words for a card that none of their kernels was built for.
+NO_KERNEL = re.compile(r"no kernel image|NoKernelImage|CUDA failure (?:209|222)|ARCH_MISMATCH|unsupported toolchain")
 WINDOWS = sys.platform == "win32"
 
 
@@ -48,9 +54,13 @@ def cuda_libraries(major: int) -> dict[str, bool]:
     return {name: load(name) is not None for name in names}
 
 
+def _cuda_runtime(major: int) -> ctypes.CDLL | None:
+    return load(f"cudart64_{major}.dll" if WINDOWS else f"libcudart.so.{major}")
+
+
 def cuda_free_memory(major: int, index: int) -> tuple[int, int] | None:
     """The bytes of a CUDA device that are free, and all it has; None where CUDA does not tell."""
-    runtime = load(f"cudart64_{major}.dll" if WINDOWS else f"libcudart.so.{major}")
+    runtime = _cuda_runtime(major)
     if runtime is None:
         return None
     before, free, total = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.c_size_t(0)
@@ -61,6 +71,18 @@ def cuda_free_memory(major: int, index: int) -> tuple[int, int] | None:
             runtime.cudaSetDevice(before)
             if not failed:
                 return int(free.value), int(total.value)
+    return None
+
+
+def cuda_capability(major: int, index: int) -> tuple[int, int] | None:
+    """A card's compute capability, such as (8, 6); None where CUDA does not tell."""
+    runtime = _cuda_runtime(major)
+    found = [ctypes.c_int(0), ctypes.c_int(0)]
+    with contextlib.suppress(AttributeError):  # of a library that is no CUDA runtime, or of none
+        for number, attribute in zip(found, CAPABILITY, strict=True):
+            if runtime.cudaDeviceGetAttribute(ctypes.byref(number), attribute, ctypes.c_int(index)):  # type: ignore[union-attr]
+                return None
+        return found[0].value, found[1].value
     return None
 
 
@@ -85,22 +107,34 @@ def package_version(name: str) -> str:
 
 def why_no_cuda(problem: str, major: int, index: int) -> str:
     """What onnxruntime's refusal of a CUDA device means, with the way out; empty if it means nothing known."""
-    older = f"pip install 'onnxruntime-gpu[cuda,cudnn]<{FIRST_FOR_CUDA_13}' for CUDA 12"
     if "CUDA failure 35" in problem or "driver version is insufficient" in problem:
         need = OLDEST_DRIVER.get(major, "a newer one")
-        way_out = f"install driver {need} or newer" + (f", or {older}" if major > 12 else "")
+        way_out = f"install driver {need} or newer" + (f", or {FOR_CUDA_12}" if major > 12 else "")
         return f"the NVIDIA driver is too old for CUDA {major}, which this onnxruntime-gpu needs; {way_out}"
     if "CUDA failure 100" in problem or "no CUDA-capable device" in problem:
         return "the NVIDIA driver finds no card; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set"
     if match := re.search(r"Invalid device ID: \d+, must be between 0 \(inclusive\) and (\d+)", problem):
         most = int(match[1]) - 1
         return f"there is no CUDA device {index}; the last one is `device=cuda:{most}`"
-    if re.search("cudnn (is unavailable|.*(cannot open|not found|failed to load))", problem, re.IGNORECASE):
+    if re.search("cudnn( is unavailable|.*(cannot open|not found|failed to load))", problem, re.IGNORECASE):
         return f"cuDNN {CUDNN} cannot be loaded; pip install 'lsuv-cli[cuda]' brings it"
-    if re.search(r"no kernel image|CUDA failure (209|222)|ARCH_MISMATCH|unsupported toolchain", problem):
-        last = f", or {older}, which runs on older cards" if major > 12 else ""
-        return f"the card is too old for this onnxruntime-gpu; use `device=cpu` or `device=webgpu`{last}"
+    capability = cuda_capability(major, index)
+    if NO_KERNEL.search(problem) or (major > 12 and capability is not None and capability < OLDEST_CARD):
+        return _no_kernels(major, capability)
     return ""
+
+
+def _no_kernels(major: int, capability: tuple[int, int] | None) -> str:
+    """A card that this onnxruntime-gpu has no kernels for: older than all that it was built for, or newer."""
+    elsewhere = "use `device=cpu` or `device=webgpu`"
+    known = f" (compute capability {capability[0]}.{capability[1]})" if capability else ""
+    if capability is not None and capability >= OLDEST_CARD:
+        newer = f"pip install -U 'onnxruntime-gpu[cuda,cudnn]>={FIRST_FOR_CUDA_13}'"
+        return (
+            f"the card{known} is too new for this onnxruntime-gpu, which has no kernels for it; {newer}, or {elsewhere}"
+        )
+    older = f", or {FOR_CUDA_12}, which runs on older cards" if major > 12 else ""
+    return f"the card{known} is too old for this onnxruntime-gpu, which has no kernels for it; {elsewhere}{older}"
 
 
 def missing(libraries: Mapping[str, bool]) -> Sequence[str]:

@@ -15,8 +15,7 @@ import numpy as np
 from onnx import TensorProto, TypeProto, helper
 
 from lsuv_cli.errors import ModelError, OutputError
-from lsuv_cli.scaling.runtime import host_value
-from lsuv_cli.scaling.translation import translated
+from lsuv_cli.scaling.runtime import host_value, own_array
 
 
 @dataclass
@@ -102,8 +101,7 @@ class Frontier:
     def _spill(self, value: Any) -> Spilled:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="lsuv-")  # noqa: SIM115  it lives as long as the frontier
-        with translated():
-            array = np.ascontiguousarray(value.numpy())
+        array = np.ascontiguousarray(own_array(value))
         try:
             self._file.seek(self._end)
             self._file.write(array.reshape(-1).view(np.uint8).data)
@@ -132,8 +130,7 @@ def _type_of(value: Any, shape: Sequence[int | None] | None) -> TypeProto:
     match = re.search(r"tensor\((\w+)\)", text)
     if match is None:
         raise ModelError(f"a value of type {text} has to pass from one stage to the next, which is not possible")
-    names = {"float": "FLOAT", "double": "DOUBLE"}
-    code = TensorProto.DataType.Value(names.get(match[1], match[1].upper()))
+    code = TensorProto.DataType.Value(match[1].upper())
     kind = helper.make_tensor_type_proto(code, shape)
     for wrapper in reversed(wrappers):
         make = helper.make_sequence_type_proto if wrapper == "seq" else helper.make_optional_type_proto

@@ -54,10 +54,16 @@ class Device:
     index: int
     threads: int
     reason: str = ""  # why this device, and why not another
+    refused: list[str] = field(default_factory=list, compare=False)  # what it did not take, so that the host ran it
 
     @property
     def kind(self) -> str:
         return self.provider.name
+
+    @property
+    def host(self) -> Device:
+        """The CPU, with as many threads."""
+        return Device(PROVIDERS["cpu"], 0, self.threads)
 
     @property
     def is_host(self) -> bool:
@@ -107,13 +113,14 @@ def _cuda_facts(index: int) -> dict[str, str]:
     major = cuda_major()
     libraries = drivers.cuda_libraries(major) if major else {}
     told = drivers.nvidia_smi(index)
+    capability = drivers.cuda_capability(major, index) if major else None
     return {
         "driver": told.get("driver", "found" if drivers.nvidia_driver() else "none"),
         "needs": f"driver {drivers.OLDEST_DRIVER[major]} or newer" if major in drivers.OLDEST_DRIVER else "",
         "libraries": ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in libraries.items()),
         "wheel": f"onnxruntime-gpu {ort.__version__} for CUDA {major}" if major else "no CUDA in this onnxruntime",
         "card": told.get("card", ""),
-        "capability": told.get("capability", ""),
+        "capability": told.get("capability") or (f"{capability[0]}.{capability[1]}" if capability else ""),
     }
 
 

@@ -6,6 +6,7 @@ keeps nothing between two sessions. So all devices run the same code.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, ValueInfoProto, helper
 
+from lsuv_cli.errors import ModelError
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import constant_value, nodes_inside
 from lsuv_cli.model.graph import SHAPE_BYTES
@@ -22,11 +24,12 @@ from lsuv_cli.model.random_ops import drops
 from lsuv_cli.scaling import fused
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.providers import CPU, Device
-from lsuv_cli.scaling.translation import one_line, translated
+from lsuv_cli.scaling.translation import OutOfMemory, UnknownOperator, Unsupported, one_line, translated
 
 Array = NDArray[Any]
 
 VERSION = str(ort.__version__)
+BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 
 # MatMulScaleFusion: of two Muls by constants in a row, onnxruntime 1.31 removes the first even if another node reads
 # it, and then cannot load the model. GemmTransposeFusion: onnxruntime 1.23 fuses a Transpose into a Gemm whose shapes
@@ -39,6 +42,8 @@ BROKEN_IN_TRAINING = ["ConstantSharing"]
 # EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
 BROKEN_FOR_DROPOUT = ["EliminateDropout"]
 
+
+ON_THE_HOST = "a stage ran on the CPU"  # how the warning begins
 
 # Errors come as exceptions; onnxruntime's log lines besides them would only clutter stderr.
 ort.set_default_logger_severity(4)
@@ -66,10 +71,9 @@ def run_whole(
     options.intra_op_num_threads = threads
     with translated("onnxruntime does not take the model"):
         session = ort.InferenceSession(model, options, providers=[CPU])
-    bfloat16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
     kinds = {i.name: i.type for i in session.get_inputs()}
     values = {
-        name: host_value(array.astype(bfloat16) if kinds[name] == "tensor(bfloat16)" else array)
+        name: host_value(array.astype(BFLOAT16) if kinds[name] == "tensor(bfloat16)" else array)
         for name, array in batch.items()
         if name in kinds
     }
@@ -142,23 +146,39 @@ def _may_transpose_for_a_vector(nodes: Sequence[onnx.NodeProto], tensors: Mappin
 
 
 class Session:
-    """A stage's model, ready to run."""
+    """A stage's model, ready to run.
 
-    def __init__(self, model: StageModel, device: Device, *, optimized: bool = True) -> None:
+    A model that the device does not take for reasons of its own (CUDA has no BatchNormalization in training mode) runs
+    on the host, where its values are anyway, and the device's `refused` says so; with `strict` it is an error.
+    """
+
+    def __init__(self, model: StageModel, device: Device, *, optimized: bool = True, strict: bool = False) -> None:
         self.model = model
         self.device = device
+        self._held = {name: host_value(array) for name, array in model.tensors.items()}
+        self._measured = [name for each in model.measurements for name in each.fetches]
+        try:
+            self._session = self._open(optimized)
+        except (OutOfMemory, UnknownOperator, Unsupported):
+            raise
+        except ModelError as problem:
+            if strict or device.is_host:
+                raise
+            self.device = device.host
+            self._session = self._open(optimized)
+            device.refused.append(f"{ON_THE_HOST}, because {device} does not take it: {problem}")
+
+    def _open(self, optimized: bool) -> Any:
         options = _options(optimized=optimized)
-        options.intra_op_num_threads = device.threads
+        options.intra_op_num_threads = self.device.threads
         options.use_deterministic_compute = True
         # Memory patterns pay off over many runs of one shape; a session here runs few, and they take a third more.
         options.enable_mem_pattern = False
-        self._held = {name: host_value(array) for name, array in model.tensors.items()}
         if self._held:
             options.add_external_initializers(list(self._held), list(self._held.values()))
-        proto = fused.split(model.proto, device.provider.splits)
-        with translated(device=device):
-            self._session = open_on(device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
-        self._measured = [name for each in model.measurements for name in each.fetches]
+        proto = fused.split(self.model.proto, self.device.provider.splits)
+        with translated(device=self.device):
+            return open_on(self.device, proto.SerializeToString(), options, disabled_optimizers=_broken(proto))
 
     @property
     def providers(self) -> list[str]:
@@ -203,13 +223,19 @@ def value_on(device: Device, array: Array) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(array, device.provider.memory, device.index)
 
 
-def to_numpy(value: Any) -> Array:
-    """A tensor as an array; bfloat16, which numpy does not know, as float32."""
+def own_array(value: Any) -> Array:
+    """A tensor on the host as an array of its own type."""
     with translated():
-        if value.data_type() == "tensor(bfloat16)":
-            bits = np.asarray(value.numpy()).view(np.uint16).astype(np.uint32) << 16
-            return bits.view(np.float32)
-        return np.asarray(value.numpy())
+        if value.data_type() != "tensor(bfloat16)":
+            return np.asarray(value.numpy())
+        data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())  # numpy() does not know bfloat16
+        return np.frombuffer(data, BFLOAT16).reshape(value.shape())
+
+
+def to_numpy(value: Any) -> Array:
+    """A tensor on the host as an array; bfloat16, which numpy does not compute with, as float32."""
+    array = own_array(value)
+    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
 
 
 def _strings(array: Array) -> Any:
@@ -224,7 +250,3 @@ def _strings(array: Array) -> Any:
     binding.bind_output("value", "cpu")
     session.run_with_iobinding(binding)
     return binding.get_outputs()[0]
-
-
-def version() -> str:
-    return str(ort.__version__)

@@ -66,6 +66,10 @@ def one_line(problem: BaseException) -> str:
     # long one; text beyond the first characters would not be shown anyway.
     text = " ".join(str(problem)[:LONGEST_MESSAGE].split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    # A failure of CUDA's libraries stands between a C++ signature and the host's name, a file, and a graph in JSON.
+    text = re.sub(r" ; GPU=-?\d.*", "", text)
+    text = re.sub(r"std::conditional_t<[^>]*> onnxruntime::CudaCall\([^)]*\)", "", text)
     text = re.sub(r"/\S+\.(?:cc|h)[:\d]*( \S+\([^)]*\))?", "", text)
-    text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::[\w:~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
-    return text.strip()[:LONGEST_REASON]
+    text = re.sub(r"(?:[\w:&*]+ )?onnxruntime::(?:[\w:~]|<[^<>]*>)+\((?:[^()]|\([^()]*\))*\)(?: const)?\s*", "", text)
+    text = re.sub(r"\[with [^\]]*\]\s*", "", text)
+    return " ".join(text.split())[:LONGEST_REASON]

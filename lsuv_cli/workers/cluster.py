@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,15 @@ from typing import Any
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.interruption import POLITE
 from lsuv_cli.scaling import devices
-from lsuv_cli.scratch import Scratch
+from lsuv_cli.scratch import PREFIX, Scratch
 from lsuv_cli.settings import Settings
 from lsuv_cli.workers import keeper
 
 ATTEMPTS = 2  # to start Ray
+REACH_SECONDS = 10.0  # for the first connection to a cluster
+# Seconds for all workers to start, for the first one, and for one in a lost one's place; beyond them a cluster has no
+# room. A local Ray has, but other work may have the cores.
+START_SECONDS, FIRST_SECONDS, REPLACE_SECONDS = 60.0, 600.0, 30.0
 LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
@@ -50,6 +56,8 @@ class Cluster:
     slots: Sequence[Slot]
     watch: Any  # called when processes were started
     beside: bool = True  # a worker can be called while it runs a stage; Ray's client cannot do that
+    start_seconds: float = START_SECONDS
+    replace_seconds: float = REPLACE_SECONDS
 
     @property
     def threads(self) -> int:
@@ -63,14 +71,15 @@ def opened(settings: Settings) -> Iterator[Cluster]:
     ray = _module(settings)
     request = settings.workers
     if ray.is_initialized():  # by the caller, who also ends it
-        yield Cluster(ray, _slots(ray, settings), lambda: None)
+        yield _existing(ray, settings)
         return
     if isinstance(request, int):
         with _local(ray, settings) as cluster:
             yield cluster
         return
+    assert isinstance(request, str)
     try:
-        _init(ray, address=request)
+        _join(ray, request)
     except Exception as problem:  # Ray raises ConnectionError, RuntimeError, ValueError and its own
         reason = " ".join(str(problem).split())[:200]
         raise LsuvError(
@@ -78,9 +87,43 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             "workers on this machine"
         ) from None
     try:
-        yield Cluster(ray, _slots(ray, settings), lambda: None, beside=request == "auto")
+        yield _existing(ray, settings)
     finally:
         ray.shutdown()
+
+
+def _existing(ray: Any, settings: Settings) -> Cluster:
+    """The cluster that this process has joined."""
+    return Cluster(ray, _slots(ray, settings), lambda: None, beside=not ray.util.client.ray.is_connected())
+
+
+def _join(ray: Any, request: str) -> None:
+    """Join a cluster: `auto`, or ray://HOST:PORT."""
+    if request != "auto":  # Ray would try for half a minute, and say less
+        host, _, port = request.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    _init(ray, address=_address_here() if request == "auto" else request)
+
+
+def _address_here() -> str:
+    """What `auto` means to Ray, which would also join the private Ray of another run, whose cores are taken."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for words in map(_words, keeper.processes()):
+        if words[0].endswith("/raylet"):
+            is_private = any(f"/{PREFIX}" in word for word in words)
+            found[is_private] |= {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
+    if os.environ.get("RAY_ADDRESS") or not found[True]:
+        return "auto"
+    if not found[False]:
+        raise ConnectionError("only the private Ray of another run is here")
+    return found[False].pop() if len(found[False]) == 1 else "auto"
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it has just ended
+        return [""]
 
 
 def _module(settings: Settings) -> Any:
@@ -99,7 +142,9 @@ def _init(ray: Any, **how: Any) -> None:
     """Start or join Ray; its handler of SIGTERM, which would end the process with another exit code, is taken back."""
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in POLITE} if is_main else {}
-    ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an error is told in one line
+        ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
     # Ray tells of lost nodes and workers on standard output, which is for results; the crew warns of them itself.
     worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if hasattr(worker, "print_to_stdstream"):
@@ -130,7 +175,8 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
         watch()
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:
-            yield Cluster(ray, [Slot(threads, options)] * count, watch)
+            slots = [Slot(threads, options)] * count
+            yield Cluster(ray, slots, watch, start_seconds=FIRST_SECONDS, replace_seconds=FIRST_SECONDS)
         finally:
             ray.shutdown()
 

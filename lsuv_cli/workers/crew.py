@@ -24,14 +24,12 @@ from lsuv_cli.scaling.drawing import Draw, Drawn
 from lsuv_cli.scaling.shares import Batch, Kinds
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
-from lsuv_cli.workers.cluster import Cluster, Slot, opened
+from lsuv_cli.workers.cluster import FIRST_SECONDS, Cluster, Slot, opened
 from lsuv_cli.workers.draws import DrawnAhead
 from lsuv_cli.workers.passes import SharedPass
 from lsuv_cli.workers.worker import Failure, Lost, Place, Sight, Worker, free_on_nodes
 
 MOST_LOSSES = 3  # of workers, at one stage or weight
-START_SECONDS = 60.0  # that a worker may take to start; beyond them there is no room for it
-REPLACE_SECONDS = 30.0  # the same for one that takes a lost one's place
 SENT_AT_ONCE = 4  # batches on their way to a worker
 MEMORY_RATIO = 0.5  # of a node's memory, for values that wait between stages
 
@@ -92,15 +90,16 @@ class Crew:
         """Start all workers."""
         actors = [(slot, self._new(slot)) for slot in self.cluster.slots]
         references = [actor.place.remote() for _, actor in actors]
-        self.ray.wait(references, num_returns=len(references), timeout=START_SECONDS)
+        ready, _ = self.ray.wait(references, num_returns=len(references), timeout=self.cluster.start_seconds)
+        if not ready:
+            self.ray.wait(references, num_returns=1, timeout=max(FIRST_SECONDS - self.cluster.start_seconds, 0.0))
         for number, ((slot, actor), reference) in enumerate(zip(actors, references, strict=True), 1):
             place = self._place(reference, 0.1)
             if place is not None:
                 self.hands[number] = Hand(number, slot, actor, place)
         if not self.hands:
-            raise LsuvError(
-                f"no worker started within {START_SECONDS:.0f} s; look at the Ray cluster with `ray status`"
-            )
+            waited = f"within {FIRST_SECONDS:.0f} s"
+            raise LsuvError(f"no worker started {waited}; look at the Ray cluster with `ray status`")
         if len(self.hands) < len(actors):
             self.told.append(f"{len(self.hands)} of {len(actors)} workers started; Ray has no room for the others")
         self.cluster.watch()
@@ -162,7 +161,7 @@ class Crew:
     def _another(self, lost: Hand) -> Hand | None:
         """A worker in the place of a lost one, on whatever node has room; None if none has."""
         slot = replace(lost.slot, options={k: v for k, v in lost.slot.options.items() if k != "scheduling_strategy"})
-        end = time.monotonic() + REPLACE_SECONDS
+        end = time.monotonic() + self.cluster.replace_seconds
         while (left := end - time.monotonic()) > 0:
             actor = self._new(slot)
             try:

@@ -138,10 +138,7 @@ class Worker:
 
     def sees(self, files: Sequence[Sight]) -> bool:
         """Whether all files are here, and are what the driver sees."""
-        try:
-            return all(Sight.of(Path(file.path)) == file for file in files)
-        except OSError:
-            return False
+        return sees(files)
 
     def take(self, share: int, numbers: Sequence[int], batches: Sequence[Batch] | None) -> None:
         """Take a share of the data: its batches are read from files here, or sent one by one."""
@@ -196,6 +193,14 @@ class Worker:
 
     def _count(self, done: int) -> None:
         self.done = done
+
+
+def sees(files: Sequence[Sight]) -> bool:
+    """Whether all files are on this machine, and are what the driver sees."""
+    try:
+        return all(Sight.of(Path(file.path)) == file for file in files)
+    except OSError:
+        return False
 
 
 def whereabouts() -> tuple[str, str]:

@@ -6,6 +6,8 @@
    NO_ARITHMETIC_MEMORY  bytes of each device, 8 GiB unless given
    NO_ARITHMETIC_DEVICES number of devices, 1 unless given
    NO_ARITHMETIC_ERROR   what every call that needs a driver returns: 35 (old driver), 100 (no device)
+   NO_ARITHMETIC_LAUNCH  what the launch of a kernel returns: 209 (no kernel for this card)
+   NO_ARITHMETIC_CARD    the card's compute capability times ten, 80 unless given
    NO_ARITHMETIC_LOG     a file for one line per event: its name, the device, bytes, bytes in use on the device */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -40,6 +42,7 @@ static unsigned long long setting(const char *name, unsigned long long otherwise
 }
 
 static size_t memory(void) { return setting("NO_ARITHMETIC_MEMORY", 8ull << 30); }
+static int capability(void) { return (int)setting("NO_ARITHMETIC_CARD", 80); }
 static int devices(void) { return (int)setting("NO_ARITHMETIC_DEVICES", 1); }
 
 static cudaError_t gives(cudaError_t code) {
@@ -192,7 +195,8 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *told, int device)
     if (device < 0 || device >= devices()) return gives(cudaErrorInvalidDevice);
     memset(told, 0, sizeof *told);
     strcpy(told->name, "CUDA without arithmetic");
-    told->major = 8;
+    told->major = capability() / 10;
+    told->minor = capability() % 10;
     told->totalGlobalMem = memory();
     told->multiProcessorCount = 16;
     told->warpSize = 32;
@@ -210,7 +214,8 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *told, int device)
 
 API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
     switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = capability() / 10; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = capability() % 10; break;
     case cudaDevAttrMultiProcessorCount: *value = 16; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
@@ -247,7 +252,10 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, v
 
 static __thread struct { dim3 grid, block; size_t shared; void *stream; } call;
 
-static cudaError_t launched(void) { note("launched", current, 0); return cudaSuccess; }
+static cudaError_t launched(void) {
+    note("launched", current, 0);
+    return gives((cudaError_t)setting("NO_ARITHMETIC_LAUNCH", 0));
+}
 
 API void **__cudaRegisterFatBinary(void *binary) { static void *none[4]; return none; }
 API void __cudaRegisterFatBinaryEnd(void **binary) {}
@@ -297,6 +305,7 @@ API const char *cudaGetErrorName(cudaError_t code) {
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
     default: return "cudaErrorUnknown";
     }
 }
@@ -307,6 +316,7 @@ API const char *cudaGetErrorString(cudaError_t code) {
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     default: return "unknown error";
     }
 }

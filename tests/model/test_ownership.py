@@ -7,6 +7,11 @@ from onnx import numpy_helper
 
 from helpers import entry, is_orthonormal, model, near_one, normal, tensor, unchanged_but, values, variances
 from lsuv_cli import initialize
+from lsuv_cli.model.editor import Fold, Overwrite, Own
+from lsuv_cli.model.ownership import overwrite, settle_weights
+from lsuv_cli.model.prepare import layers_of
+from lsuv_cli.settings import Tied
+from working_copies import graph_of
 
 X = normal(64, 8, seed=1)
 Z = 3 * normal(64, 8, seed=2)
@@ -389,3 +394,67 @@ def test_a_function_whose_norm_cannot_be_reset_is_warned_about():
     result = initialize(before, normal(16, 4, 3, 3), reset_norm=True)
     assert any("inside functions keep their statistics" in w for w in result.report.warnings)
     assert unchanged_but(before, result.model, "w")
+
+
+# The edits
+
+
+def named(edit):
+    return f"{type(edit).__name__} {edit.value if isinstance(edit, Fold) else edit.name}"
+
+
+@pytest.mark.parametrize(
+    ("body", "tied", "edits", "left", "notes"),
+    [
+        ("y = MatMul(x, w)", "share", [], [], []),
+        ("n = Neg(w) y = MatMul(x, n)", "share", ["Fold n"], [], ["y: weight folded into one tensor"]),
+        ("c = Constant<value_floats=[1.0,2.0,3.0,4.0,5.0,6.0,7.0,8.0]>() y = MatMul(x, c)", "share",
+         ["Overwrite c"], [], []),
+        ("a = MatMul(x, w) y = MatMul(a, w)", "share", [], [],
+         ["a: weight shared by 2 layers", "y: weight shared by 2 layers"]),
+        ("a = MatMul(x, w) y = MatMul(a, w)", "skip", [], ["a", "y"], []),
+        ("a = MatMul(x, w) y = MatMul(a, w)", "untie", ["Own w.y"], [], ["y: weight untied from w"]),
+        ("n = Neg(w) a = MatMul(x, n) y = MatMul(a, n)", "untie", ["Own n.y", "Fold n"], [],
+         ["y: weight untied from n", "a: weight folded into one tensor"]),
+        ("a = MatMul(x, w) y = Add(a, w)", "share", [], ["a"], []),
+        ("a = MatMul(x, w) y = Add(a, w)", "untie", ["Own w.a"], [], ["a: weight untied from w"]),
+        ("a = MatMul(x, w) b = MatMul(a, w) y = Add(b, w)", "untie", ["Own w.a", "Own w.b"], [],
+         ["a: weight untied from w", "b: weight untied from w"]),
+    ],
+)  # fmt: skip
+def test_what_is_decided_on_a_weight(body, tied, edits, left, notes):
+    look = layers_of(graph_of(f"g (float[N,8] x) => (y) {{ {body} }}", w=normal(8, 8)))
+    decided = settle_weights(look.graph, look.layers, Tied(tied))
+    assert [named(edit) for edit in decided.edits] == edits
+    assert list(decided.left_alone) == left
+    assert [f"{name}: {note}" for name, found in decided.notes.items() for note in found] == notes
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "edit"),
+    [
+        ("y = Add(x, b)", 0.0, "Overwrite b"),
+        ("y = Add(x, b)", 1.0, None),  # it is 1 already
+        ("a = Add(x, b) y = Mul(a, b)", 0.0, "Own b.a"),
+        ("y = Add(x, b) z = Add(y, b)", 0.0, "Own b.y"),
+    ],
+)
+def test_a_constant_is_overwritten_only_if_every_reader_wants_that(body, number, edit):
+    graph = graph_of(f"g (float[N,8] x) => (y) {{ {body} }}", b=np.ones(8, np.float32))
+    edits, impossible = overwrite(graph, {(0, 1): number}, {"b": np.ones(8, np.float32)})
+    assert not impossible
+    assert [named(made) for made in edits] == ([edit] if edit else [])
+    for made in edits:
+        np.testing.assert_array_equal(made.array, np.full(8, number))
+
+
+def test_readers_that_want_the_same_number_are_one():
+    graph = graph_of("g (float[N,8] x) => (y) { a = Add(x, b) y = Mul(a, b) }", b=np.ones(8, np.float32))
+    values = {"b": np.ones(8, np.float32)}
+    same, _ = overwrite(graph, {(0, 1): 0.0, (1, 1): 0.0}, values)
+    assert [type(edit) for edit in same] == [Overwrite]
+    apart, _ = overwrite(graph, {(0, 1): 0.0, (1, 1): 2.0}, values)
+    assert [type(edit) for edit in apart] == [Own, Own]
+    shown = graph_of("g (float[N,8] x) => (y, b) { y = Add(x, b) }", b=np.ones(8, np.float32))
+    (edit,), _ = overwrite(shown, {(0, 1): 0.0}, values)
+    assert isinstance(edit, Own)

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from helpers import exposed, model, normal, tensor, values
-from lsuv_cli import initialize
+from lsuv_cli import doctor, examination, initialize
 from lsuv_cli.errors import DeviceError, LsuvError
 from lsuv_cli.scaling import devices, drivers, frontier, fused, providers, runtime, translation
 from lsuv_cli.scaling.frontier import Frontier
@@ -145,6 +145,56 @@ def test_a_new_device_is_a_new_row(monkeypatch):
     assert report.exit_code == 0
 
 
+# A device that does not take a stage
+
+REFUSES = "Exception during initialization: Training mode does not support BN opset 14 (or higher) yet."
+
+
+@pytest.fixture
+def picky(monkeypatch):
+    """A device whose sessions are refused; what it says."""
+    says = [REFUSES]
+
+    def attach(options, index):
+        raise RuntimeError(says[0])
+
+    row = replace(PROVIDERS["cpu"], name="picky", title="Picky", memory="picky", attach=attach)
+    monkeypatch.setattr(devices, "PROVIDERS", {**PROVIDERS, "picky": row})
+    monkeypatch.setattr(devices, "probe", lambda provider, index: "")
+    return says
+
+
+def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
+    data = normal(12, 8, seed=3)
+    there, here = (initialize(tanhs(), data, device=name, threads=1) for name in ("picky", "cpu"))
+    for name in "uvw":
+        assert np.array_equal(tensor(there.model, name), tensor(here.model, name))
+    assert there.report.exit_code == 0
+    (warning,) = there.report.warnings
+    assert warning == (
+        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {REFUSES}"
+    )
+    assert here.report.warnings == ()
+
+
+def test_a_device_that_runs_out_of_memory_is_not_replaced_by_the_host(picky):
+    picky[0] = OUT_OF_MEMORY[2]
+    with pytest.raises(translation.OutOfMemory):
+        initialize(tanhs(), normal(12, 8), device="picky")
+
+
+def test_the_probe_takes_no_session_on_the_host():
+    row = replace(PROVIDERS["cpu"], memory="other", attach=lambda options, index: 1 / 0)
+    assert "division by zero" in devices.probe(row, 0)
+
+
+def test_the_doctor_notices_that_a_stage_ran_on_the_host(monkeypatch, picky):
+    monkeypatch.setattr(examination, "TYPES", {"float32": "float"})
+    found = doctor(device="picky", threads=1)
+    assert found.exit_code == 1
+    assert "a stage ran on the CPU" in found.cases[0].problem
+
+
 # The probe
 
 
@@ -210,6 +260,52 @@ def test_each_way_to_have_no_cuda_has_its_way_out(name):
 
 def test_the_ways_to_have_no_cuda_are_told_apart():
     assert len({drivers.why_no_cuda(text, 13, 3) for text in MESSAGES.values()}) == len(MESSAGES)
+
+
+CARDS = {
+    (6, 1): "(compute capability 6.1) is too old",
+    (12, 0): "(compute capability 12.0) is too new",
+    None: "is too old",
+}
+
+
+@pytest.mark.parametrize("capability", CARDS)
+def test_a_card_without_kernels_is_too_old_or_too_new(monkeypatch, capability):
+    """onnxruntime 1.31's words at the launch of a kernel, when CUDA gives error 209."""
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: capability)
+    text = "running Neg node. Status Message: CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available"
+    told = drivers.why_no_cuda(text, 13, 0)
+    assert CARDS[capability] in told
+    assert ("<1.27" in told) == (capability != (12, 0))
+    assert "<1.27" not in drivers.why_no_cuda(text, 12, 0)
+
+
+def test_the_capability_of_a_card_that_cuda_13_left_behind_explains_any_failure(monkeypatch):
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: (7, 0))
+    assert "is too old" in drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 13, 0)
+    assert drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 12, 0) == ""
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: (7, 5))
+    assert drivers.why_no_cuda("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED", 13, 0) == ""
+
+
+def test_a_failure_of_cudas_libraries_is_told_without_signature_host_and_graph():
+    """onnxruntime 1.31's words for a convolution that cuDNN has no engine for."""
+    signature = (
+        "/onnxruntime_src/onnxruntime/core/providers/cuda/cudnn_fe_call.cc:117 std::conditional_t<THRW, void, "
+        "onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, const char*, SUCCTYPE, const char*, "
+        "const char*, int) [with ERRTYPE = cudnn_frontend::error_object; bool THRW = true; SUCCTYPE = "
+        "cudnn_frontend::error_code_t; std::conditional_t<THRW, void, common::Status> = void] "
+    )
+    text = (
+        "[ONNXRuntimeError] : 11 : EP_FAIL : Non-zero status code returned while running Conv node. Name:'' Status "
+        f"Message: OP not supported by CUDNN Frontend: {signature}{signature}CUDNN_FE failure 6: "
+        "GRAPH_EXECUTION_PLAN_CREATION_FAILED ; GPU=0 ; hostname=secret ; file=/onnxruntime_src/conv.cc ; line=248 ; "
+        'expr=check_support(handle); \n\n with the cudnn frontend json:\n{"context":{}}'
+    )
+    assert translation.one_line(RuntimeError(text)) == (
+        "Non-zero status code returned while running Conv node. Name:'' Status Message: OP not supported by CUDNN "
+        "Frontend: CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED"
+    )
 
 
 def test_cuda_12_is_offered_only_where_the_wheel_is_for_cuda_13():

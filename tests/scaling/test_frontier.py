@@ -25,6 +25,14 @@ def filled():
         frontier.close()
 
 
+def test_bfloat16_waits_in_a_file_too(filled):
+    given = normal(3, 4).astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
+    frontier = filled(0, {"a": given})
+    assert isinstance(frontier.kept[0]["a"], Spilled)
+    assert frontier.types(["a"])["a"].tensor_type.elem_type == TensorProto.BFLOAT16
+    np.testing.assert_array_equal(to_numpy(frontier.get(0, "a")), given.astype(np.float32))
+
+
 def test_values_come_back_as_they_were(filled):
     one, two = {"a": normal(3, 4), "b": np.arange(5)}, {"a": normal(2, 4, seed=1), "b": np.arange(7)}
     for budget in (1000, 48, 0):

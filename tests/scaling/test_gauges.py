@@ -1,5 +1,7 @@
 """Verification's measurement of one value: nodes run by onnxruntime, against numpy in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -8,7 +10,8 @@ from onnx import TensorProto, helper
 
 from helpers import normal, rng
 from lsuv_cli.model.channels import Channels
-from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
+from lsuv_cli.scaling.gauges import Gauge, GaugeSums, Sounding, Units
+from lsuv_cli.scaling.moments import Moments
 
 TYPES = {np.float32: TensorProto.FLOAT, np.float16: TensorProto.FLOAT16, np.float64: TensorProto.DOUBLE}
 
@@ -214,3 +217,85 @@ def test_channels_behind_a_norm_are_divided_by_its_factor(opset):
     each = measured(Gauge("y", "own", False, sounding, divisor=3.0, channels=Channels(4, -1)), batches, opset)
     np.testing.assert_allclose(each.channels.mean, table.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(each.channels.variance, table.var(axis=0), rtol=1e-6)
+
+
+def meter_of(gauge, *parts):
+    meter = gauge.meter()
+    for part in parts:
+        meter.add(part)
+    return meter
+
+
+PLAIN = Gauge("y", "own", False, Sounding((4, 10), 0.0, 1.0, 3.0))
+
+
+def test_a_variance_below_the_rounding_of_the_mean_is_none():
+    """float32's unit roundoff is 2⁻²⁴: beside a mean of 1000, a variance up to 2⁻⁴⁸·10⁶ = 3.6e-9 is rounding."""
+    for variance, kept in ((2e-9, False), (6e-9, True)):
+        found = meter_of(PLAIN, GaugeSums(4, 10.0, 1e4, 10 * (1e6 + variance), 10.0)).result()
+        assert (found.variance > 0) == kept
+
+
+@pytest.mark.parametrize(("accuracy", "trusted"), [(1.1e-6, True), (0.9e-6, False)])
+def test_the_error_of_float32_is_that_of_a_sum_over_a_group(accuracy, trusted):
+    """n·2⁻²⁴·E[d²] beside Var = E[d²] - E[d]²: 8·2⁻²⁴·2 beside 1 is 9.5e-7."""
+    gauge = replace(PLAIN, accuracy=accuracy)
+    assert meter_of(gauge, GaugeSums(4, 10.0, 10.0, 20.0, 8.0)).result().trusted == trusted
+
+
+def test_sums_that_overflow_are_not_trusted_and_have_no_variance():
+    found = meter_of(PLAIN, GaugeSums(4, 10.0, np.inf, np.inf, 8.0)).result()
+    assert not found.trusted
+    assert np.isnan(found.variance)
+    found = meter_of(replace(PLAIN, careful=True), GaugeSums(4, 10.0, np.inf, np.inf, 8.0)).result()
+    assert found.trusted
+
+
+@pytest.mark.parametrize(
+    ("shape", "plane", "channels", "group"),
+    [
+        ((4, 3, 5, 6), True, None, (2, 3)),
+        ((4, 3, 5, 6), False, None, (3,)),
+        ((4, 3), True, None, (1,)),
+        ((4,), False, None, (0,)),
+        ((), False, None, None),
+        ((4, 3, 0, 6), True, None, (3,)),
+        ((4, 3, 5, 6), True, Channels(3, -3), (2, 3)),
+        ((4, 5, 3), False, Channels(3, -1), (0,)),
+        ((4, 3, 5), False, Channels(3, -2), (2,)),
+    ],
+)
+def test_the_axes_of_a_group(shape, plane, channels, group):
+    gauge = Gauge("y", "own", plane, Sounding(shape, 0.0, 1.0, 1.0), channels=channels)
+    assert gauge.group == group
+
+
+@pytest.mark.parametrize(
+    ("largest", "in_double"), [(1e-12, True), (1e-11, False), (1.0, False), (1e11, False), (1e12, True), (np.nan, True)]
+)
+def test_magnitudes_that_float32_squares(largest, in_double):
+    assert replace(PLAIN, sounding=replace(PLAIN.sounding, largest=largest)).in_double == in_double
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        ({}, "d d2 count"),
+        ({"equal_groups": True}, "d d2"),
+        ({"units": Units(4, ())}, "d d2 count most"),
+        ({"channel_axis": 1}, "d d2 count channel_d channel_d2"),
+        ({"channel_axis": 1, "is_plane": True}, "d d2 count"),
+    ],
+)
+def test_what_is_fetched(more, kinds):
+    assert replace(PLAIN, **more).fetches == tuple(f"own.{kind}" for kind in kinds.split())
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(7.0, 7.0), (np.nan, 0.5)])
+def test_a_more_careful_gauge_is_shifted_by_the_mean_found_so_far(mean, expected):
+    gauge = replace(PLAIN, equal_groups=True, sounding=replace(PLAIN.sounding, mean=0.5))
+    again = gauge.more_careful(Moments(mean, 1.0))
+    assert again.sounding.mean == expected
+    assert again.careful
+    assert again.in_double
+    assert not again.equal_groups

@@ -1,11 +1,17 @@
 """Rounding noise: where it begins, how far it goes, and that it is found whatever the size of the model."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from helpers import entry, model, near_one, normal, tensor, variances
+from helpers import entry, model, near_one, normal, square, tensor, variances
 from lsuv_cli import initialize
-from lsuv_cli.scaling import verification
+from lsuv_cli.model.prepare import layers_of
+from lsuv_cli.scaling import noise, verification
+from lsuv_cli.scaling.moments import Moments
+from working_copies import graph_of
 
 X = normal(64, 8, seed=1)
 # Zero on paper; in float32 a few elements are off by one unit in the last place.
@@ -96,3 +102,86 @@ def test_noise_beside_a_layer_whose_number_of_rows_a_small_change_decides():
     result = initialize(proto, x)
     assert statuses(result) == {"h": "dead", "z": "ok"}
     assert near_one(variances(result.model, {"x": x}, ["z"], reference=False))
+
+
+# The parts
+
+
+def test_nudges_are_well_above_the_rounding_of_their_type_and_small():
+    for nudges, step in ((noise.NUDGES, 2.0**-13), (noise.NUDGES_IN_HALF, 2.0**-7)):
+        sizes = sorted(abs(nudge - 1) / step for nudge in nudges)
+        assert sizes == [1.0, 1.5, 2.0]
+        assert min(nudges) < 1 < max(nudges)
+
+
+A = normal(50, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "largest", "expected"),
+    [
+        (A, A, 1.4, False),
+        (A, 1.3 * A, 1.4, False),
+        (A, 1.5 * A, 1.4, True),
+        (1.5 * A, A, 1.4, True),
+        (A, 1.5 * A, np.inf, False),
+        (A, A + 5, 1.4, False),  # the mean does not count
+        (A, -A, np.inf, True),
+        (A, A + 0.1 * normal(50, seed=4), 1.4, False),  # correlation 0.995
+        (A, A + 0.4 * normal(50, seed=4), 1.4, True),  # 0.93
+        (A, 0 * A, np.inf, True),
+        (0 * A, A, np.inf, True),
+        (0 * A, 0 * A + 1, 1.4, False),
+        (A, A[:0], 1.4, False),
+        (A[:0], A, 1.4, False),
+        (A, np.append(A, A), 1.4, False),  # of other sizes, only the ratio tells
+        (A, 2 * np.append(A, A), 1.4, True),
+        (A, np.where(A > 1, np.nan, A), 1.4, False),
+        (A, np.where(A > 1, np.inf, A), 1.4, False),
+    ],
+)
+def test_arrays_that_differ_by_more_than_a_small_change(one, other, largest, expected):
+    assert noise._is_other(one, other, largest) is expected
+
+
+@pytest.mark.parametrize(
+    ("body", "variance", "tiny"),
+    [
+        # w = 2 everywhere, fan-in 4: an input of root mean square r gives an output of standard deviation 4·r.
+        ("y = MatMul(x, w)", (4 * 0.9e-4) ** 2, True),
+        ("y = MatMul(x, w)", (4 * 1.1e-4) ** 2, False),
+        ("y = MatMul(x, w)", 0.0, False),
+        ("y = MatMul(x, w)", np.nan, False),
+        ("n = Neg(w) y = MatMul(x, n)", 1e-12, False),
+        ('y = com.microsoft.FusedGemm<activation="Sigmoid">(x, w)', 1e-12, False),
+    ],
+)
+def test_a_layer_whose_input_is_nearly_zero(body, variance, tiny):
+    look = layers_of(graph_of(f"g (float[N,4] x) => (y) {{ {body} }}", microsoft=True, w=np.full((4, 3), 2, "f")))
+    (layer,) = look.layers.layers
+    pieces: Any = SimpleNamespace(graph=look.graph)
+    assert noise._has_tiny_input(pieces, layer, Moments(0.0, variance)) is tiny
+
+
+@pytest.mark.parametrize(
+    ("suspicious", "unstable", "expected"),
+    [
+        ("", "abyz", {}),
+        ("a", "", {}),
+        ("a", "a", {"a": True}),
+        ("a", "ab", {"a": True, "b": False}),
+        ("a", "aby", {"a": True, "b": False, "y": False}),
+        ("a", "ay", {"a": True}),  # b is stable, and so is what is behind it
+        ("a", "az", {"a": True}),  # z is not behind a
+        ("ab", "ab", {"a": True, "b": True}),
+        ("b", "aby", {"b": True, "y": False}),
+        ("a", "b", {}),
+    ],
+)
+def test_where_noise_begins_and_how_far_it_goes(suspicious, unstable, expected, monkeypatch):
+    body = "a = MatMul(x, u) t = Tanh(a) b = MatMul(t, v) s = Tanh(b) y = MatMul(s, w) z = MatMul(x, w)"
+    look = layers_of(graph_of(f"g (float[N,8] x) => (y, z) {{ {body} }}", **square("u", "v", "w")))
+    monkeypatch.setattr(noise, "_has_tiny_input", lambda pieces, layer, found: layer.output in suspicious)
+    monkeypatch.setattr(noise, "_unstable", lambda pieces, needs: set(unstable))
+    pieces: Any = SimpleNamespace(graph=look.graph, layers=look.layers.layers)
+    assert noise.find(pieces, {name: Moments(0.0, 1.0) for name in "abyz"}, None) == expected

@@ -193,3 +193,10 @@ def test_data_may_be_bfloat16_too():
     x = normal(64, 8, seed=3).astype(ml_dtypes.bfloat16)
     after = initialize(before, x).model
     assert near_one(variances(after, {"x": x.astype(np.float32)}))
+
+
+def test_a_layer_in_float32_whose_model_puts_out_bfloat16():
+    before = model("g (float[N,16] x) => (z) { y = MatMul(x, w) z = Cast<to=16>(y) }", w=normal(16, 4))
+    result = initialize(before, X)
+    assert entry(result, "y").status == "ok"
+    assert near_one(variances(result.model, {"x": X}, ["y"], reference=False))

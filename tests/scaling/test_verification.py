@@ -1,17 +1,26 @@
 # mypy: disable-error-code="arg-type"
 """Small decisions of verification: which outputs are the same, which shapes may differ between batches."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import normal
+from lsuv_cli.errors import ModelError
 from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import verification
+from lsuv_cli.scaling.gauges import Units
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
+from lsuv_cli.scaling.providers import PROVIDERS, Device
+from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.shares import common_type
 from working_copies import graph_of
+
+CPU = Device(PROVIDERS["cpu"], 0, 1)
 
 
 def made(body, **tensors):
@@ -206,3 +215,89 @@ def test_where_half_precision_is():
 def test_the_axis_of_channels(body, weight, shape, expected):
     (layer,) = layers_of(made(body, w=normal(*weight))).layers.layers
     assert verification._channel_axis(layer, shape) == expected
+
+
+SHAPED_BY_THEMSELVES = "NonZero Compress Unique NonMaxSuppression Loop Scan If Range"
+SHAPED_BY_AN_INPUT = """Reshape Expand Tile Resize Upsample Slice Pad OneHot TopK Split CenterCropPad RandomNormal
+    RandomUniform SequenceAt SplitToSequence GatherND Squeeze"""
+
+
+@pytest.mark.parametrize("op", [*SHAPED_BY_THEMSELVES.split(), *SHAPED_BY_AN_INPUT.split()])
+def test_every_operator_that_makes_shapes(op):
+    """By an input that varies, behind the first one, which is data; some whatever their inputs are."""
+
+    def makes_shapes(*inputs):
+        node = helper.make_node(op, inputs, ["y"])
+        return verification._makes_shapes(SimpleNamespace(nodes=[node], constant={"c"}))
+
+    alone = op in SHAPED_BY_THEMSELVES.split()
+    assert makes_shapes("x", "c", "", "x")
+    assert makes_shapes("x", "c") == alone
+    assert makes_shapes("x") == alone
+
+
+@pytest.mark.parametrize(
+    ("body", "units", "axis"),
+    [
+        ("z = MatMul(x, w) y = Relu(z)", Units(3, ()), 1),
+        ("z = MatMul(w, x) y = Relu(z)", Units(4, (-1,)), 0),
+        ("z = MatMul(x, w) y = Tanh(z)", None, 1),
+        ("z = MatMul(x, w) y = Relu(z) u = Neg(z)", Units(3, ()), 1),
+        ('z = Einsum<equation="ij,jk->ik">(x, w) y = Relu(z)', None, None),
+        ("z = MatMul(x, t) y = Relu(z)", None, None),
+        ("z = Conv(p, k) y = Relu(z)", Units(6, (2,)), 1),
+        ("z = Conv<group=2>(p, h) y = Relu(z)", Units(6, (2,)), 1),
+        ('z = com.microsoft.FusedConv<activation="Relu">(p, k) y = Neg(z)', Units(6, (2,)), 1),
+        ('z = com.microsoft.FusedConv<activation="Tanh">(p, k) y = Neg(z)', None, 1),
+    ],
+)
+def test_the_units_and_the_channels_of_a_layer(body, units, axis):
+    tensors = {"w": normal(4, 3), "t": normal(2, 4, 3), "k": normal(6, 2, 3), "h": normal(6, 1, 3)}
+    text = f"g (float[3,4] x, float[N,2,9] p) => (y) {{ {body} }}"
+    look = layers_of(graph_of(text, microsoft=True, **tensors))
+    (layer,) = look.layers.layers
+    measuring = SimpleNamespace(graph=look.graph)
+    assert verification._Measuring._rectified(measuring, layer) == units
+    assert verification._channel_axis(layer, (5, 6)) == axis
+    if axis != 1 or "Conv" not in body:
+        assert verification._channel_axis(layer, (5,)) is None
+        assert verification._channel_axis(layer, (0, 6)) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "equal_samples", "few", "shape", "expected"),
+    [
+        (None, False, {"x": (5, 3)}, (9, 4, 6, 6), True),  # all batches have one shape
+        ((8, 2), True, {"x": (5, 3)}, (5, 4, 6, 6), True),
+        ((8, 2), True, {"x": (5, 3), "z": (5, 7)}, (5, 4, 6, 6), True),
+        ((8, 2), False, {"x": (5, 3)}, (5, 4, 6, 6), False),
+        ((8, 2), True, {"x": (5, 3)}, (9, 4, 6, 6), False),  # samples are elsewhere
+        ((8, 2), True, {"x": (5, 3), "z": (1, 7)}, (5, 4, 6, 6), False),
+        ((8, 2), True, {"x": (5, 3)}, (5, 4, 6, 5), False),  # and perhaps along a plane
+        ((8, 2), True, {"x": (5, 3)}, (5, 5, 6, 6), True),
+    ],
+)
+def test_planes_that_seem_to_have_one_size(rows, equal_samples, few, shape, expected):
+    needs = SimpleNamespace(few={name: np.zeros(size) for name, size in few.items()})
+    measuring = SimpleNamespace(rows=rows, equal_samples=equal_samples, needs=needs)
+    assert verification._Measuring._equal_planes(measuring, shape) is expected
+
+
+def test_a_model_that_takes_one_batch_size_only_is_tried_with_a_whole_batch(monkeypatch):
+    """If any input of the few samples is shorter than in a batch; what fails with whole batches fails."""
+    tried = []
+
+    def fails(file, look, needs, wanted):
+        tried.append({name: len(array) for name, array in needs.few.items()})
+        raise ModelError("no")
+
+    monkeypatch.setattr(verification, "_measure", fails)
+    whole = {"x": np.zeros((8, 2)), "state": np.zeros((3, 2))}
+    needs = Pass([whole], CPU, 1, lambda *_: None, 1e-3, {"x": whole["x"][:5], "state": whole["state"]})
+    with pytest.raises(ModelError):
+        verification.measure(None, None, needs)
+    assert tried == [{"x": 5, "state": 3}, {"x": 8, "state": 3}]
+    tried.clear()
+    with pytest.raises(ModelError):
+        verification.measure(None, None, replace(needs, few=whole))
+    assert tried == [{"x": 8, "state": 3}]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import os
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -57,20 +60,33 @@ class Actor:
 
 @dataclass
 class Engine:
-    """A stand-in for the module `ray`. `lost_at`: names of calls, in turn, at which an actor is lost."""
+    """A stand-in for the module `ray`. `lost_at`: names of calls, in turn, at which an actor is lost.
+
+    Tasks see the files of this machine, unless they are `blind`.
+    """
 
     lost_at: list[tuple[int, str]] = field(default_factory=list)  # number of the actor from 1, method
     room: int = 100  # actors that can be started at all
     calls: list[tuple[int, str]] = field(default_factory=list)
     put_bytes: list[int] = field(default_factory=list)
     started: int = 0
+    blind: bool = False
+    put_kinds: list[str] = field(default_factory=list)
 
     exceptions = SimpleNamespace(
-        RayActorError=ActorError, ObjectLostError=Never, RayTaskError=TaskError, GetTimeoutError=TimeoutError
+        RayActorError=ActorError,
+        ObjectLostError=Never,
+        RayTaskError=TaskError,
+        GetTimeoutError=TimeoutError,
+        NodeDiedError=Never,
+        WorkerCrashedError=Never,
+        OutOfMemoryError=Never,
     )
 
     def remote(self, **_: Any) -> Any:
         def options(kind: Any) -> Any:
+            if not isinstance(kind, type):
+                return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=functools.partial(self._task, kind)))
             return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *given: self._start(kind, given)))
 
         return options
@@ -79,6 +95,16 @@ class Engine:
         self.started += 1
         inner = kind(*given) if self.started <= self.room else None
         return Actor(self, self.started, inner)
+
+    def _task(self, function: Any, *given: Any) -> Reference:
+        """What Ray does with a task: everything is pickled on its way there and back."""
+        if self.blind and function is os.path.exists:
+            return Reference(False)
+        words = pickle.loads(pickle.dumps([x.value if isinstance(x, Reference) else x for x in given]))
+        try:
+            return Reference(pickle.loads(pickle.dumps(function(*words))))
+        except Exception as problem:
+            return Reference(problem=TaskError(problem))
 
     def call(self, actor: Actor, name: str, given: tuple[Any, ...]) -> Reference:
         self.calls.append((actor.number, name))
@@ -95,16 +121,19 @@ class Engine:
             return Reference(problem=TaskError(problem))
 
     def put(self, value: Any) -> Reference:
+        self.put_kinds.append(type(value).__name__)
         self.put_bytes.append(sum(array.nbytes for array in getattr(value, "tensors", {}).values()))
         return Reference(copy.deepcopy(value) if hasattr(value, "tensors") else value)  # scaled in place afterwards
 
-    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+    def get(self, reference: Reference | list[Reference], timeout: float | None = None) -> Any:
+        if isinstance(reference, list):
+            return [self.get(each) for each in reference]
         if reference.problem is not None:
             raise reference.problem
         return reference.value
 
     def wait(self, references: list[Reference], num_returns: int = 1, timeout: float | None = None) -> Any:
-        return references, []
+        return (references, []) if num_returns == len(references) else (references[:1], references[1:])
 
     def kill(self, actor: Actor) -> None:
         actor.gone = True
@@ -120,4 +149,5 @@ def installed(monkeypatch: Any, engine: Engine, threads: int = 1) -> Iterator[En
 
     with monkeypatch.context() as patch:
         patch.setattr("lsuv_cli.workers.crew.opened", opened)
+        patch.setattr("lsuv_cli.workers.models.opened", opened)
         yield engine

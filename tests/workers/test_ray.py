@@ -176,6 +176,14 @@ def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, tmp_pat
     assert count == (2 * batches + FEW) * layers + again
 
 
+def test_a_cluster_that_is_not_there_is_told_at_once_and_in_one_line(tmp_path):
+    run = Run(tmp_path)
+    _, err = run.start("ray://127.0.0.1:1").communicate(timeout=60)
+    assert err.startswith("lsuv: --workers ray://127.0.0.1:1: no Ray cluster could be joined (")
+    assert "Connection refused" in err
+    assert err.count("\n") == 1
+
+
 def test_a_worker_killed_in_the_middle_of_a_stage_changes_nothing(tmp_path):
     run = Run(tmp_path, depth=6, size=256, samples=4000)
     process = run.start()

@@ -3,9 +3,10 @@
     sudo python tests/workers/two_nodes.py
 
 Each machine has its own network namespace, host name and /tmp; a virtual cable joins them, and nothing else. The
-directory with the model and the data is hidden on the second one. The script runs one process, then both machines by
-`--workers auto`, then by `--workers ray://`, then kills the second machine in the middle of a run, and compares all
-files. It needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
+directory with the model and the data is hidden on the second one. Each machine has two workers. The script runs one
+process, then both machines by `--workers auto`, then by `--workers ray://`; counts the bytes on the cable for a model
+of large weights; initializes a list of models; then kills the second machine in the middle of a run. It compares all
+files, and needs root on Linux, and Ray. It prints what it did and exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ class Machine:
                     found.append(int(entry.name))
         return [pid for pid in found if pid != self.holder.pid]
 
+    def received(self) -> int:
+        """Bytes that have come over the cable."""
+        end = {"one": "lsuv1", "two": "lsuv2"}[self.name]
+        return int(self.run("cat", f"/sys/class/net/{end}/statistics/rx_bytes").stdout)
+
     def end(self) -> None:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
@@ -129,7 +135,7 @@ def start_ray(made: dict[str, Machine]) -> None:
     common = ["--num-gpus=0", "--object-store-memory=200000000", "--disable-usage-stats"]
     head = ["--head", "--port=6379", "--include-dashboard=false", f"--node-ip-address={ADDRESSES['one']}"]
     other = [f"--address={ADDRESSES['one']}:6379", f"--node-ip-address={ADDRESSES['two']}"]
-    for machine, own in ((made["one"], [*head, "--num-cpus=2"]), (made["two"], [*other, "--num-cpus=1"])):
+    for machine, own in ((made["one"], [*head, "--num-cpus=2"]), (made["two"], [*other, "--num-cpus=2"])):
         done = machine.run(*RAY, "start", *own, *common)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -183,6 +189,8 @@ def main() -> int:
             compared(one, place, reference, *words, "--workers", "auto")
             say("--workers ray://10.77.0.1:10001, from machine-one")
             compared(one, place, reference, *words, "--workers", "ray://10.77.0.1:10001")
+            count_bytes(one, two, place)
+            several_models(one, place)
             say("--workers auto, and machine-two is lost (all its processes are killed) in the middle of a stage")
             lose_in_a_stage(one, two, place, reference, words)
     except (Differs, AssertionError) as problem:
@@ -192,6 +200,60 @@ def main() -> int:
         shutil.rmtree(place, ignore_errors=True)
     say("all the same")
     return 0
+
+
+def count_bytes(one: Machine, two: Machine, place: Path) -> None:
+    """What crosses the cable for a model of four weights of 16 MiB, with two workers on the other side of it."""
+    import numpy as np
+    import onnx
+
+    from helpers import normal
+    from stories import tanhs
+
+    size, depth = 2048, 4
+    onnx.save(tanhs(depth, size), place / "wide.onnx")
+    np.save(place / "wide.npy", normal(64, size))
+    words = ["init", place / "wide.onnx", "--data", place / "wide.npy", "--device", "cpu", "--threads", 1]
+    words += ["--batch-size", 8, "-f"]
+    one.run(*LSUV, *words, "-o", place / "one.onnx")
+    weights = depth * size * size * 4
+    say(f"--workers auto, {depth} stages and one piece of verification with {weights / 1e6:.1f} MB of weights in all")
+    begun = two.received(), one.received()
+    compared(one, place, (place / "one.onnx").read_bytes(), *words, "--workers", "auto")
+    there, back = two.received() - begun[0], one.received() - begun[1]
+    say(f"  over the cable to machine-two {there / 1e6:.1f} MB, {there / weights:.2f} times the weights: 2 if each")
+    say("  stage's go there once and the verified file's once, 4 if once for each of the two workers")
+    say(f"  back {back / 1e6:.1f} MB: the weights that were drawn there, and sums")
+    if not 1.9 < there / weights < 2.4:
+        raise Differs("the weights crossed more often than once for each stage, or were not sent")
+
+
+def several_models(one: Machine, place: Path) -> None:
+    """A list of models that only machine-one sees, one with its weights in another file, one damaged."""
+    import onnx
+
+    from stories import tanhs
+
+    names = [f"list{k}.onnx" for k in range(5)]
+    for k, name in enumerate(names[:4]):
+        more: dict[str, Any] = {"save_as_external_data": True, "location": "list3.bin"} if k == 3 else {}
+        onnx.save(tanhs(3 + k, 256), place / name, **more)
+    (place / names[4]).write_bytes(b"no model")
+    words = ["init", *(place / name for name in names), "--data", place / "c.npy", "--device", "cpu", "--threads", 1]
+    done = one.run(*LSUV, *words, "--output-dir", place / "one-by-one")
+    several = one.run(*LSUV, *words, "--output-dir", place / "several", "--workers", "auto", "--json")
+    say(f"a list of {len(names)} models, one of them damaged, --workers auto")
+    files = {path.name: path.read_bytes() for path in (place / "one-by-one").iterdir()}
+    if (several.returncode, done.returncode) != (2, 2) or len(files) != 5:
+        raise Differs(f"exit codes {done.returncode}, {several.returncode}: {several.stderr}")
+    if {path.name: path.read_bytes() for path in (place / "several").iterdir()} != files:
+        raise Differs(f"other files: {several.stderr}")
+    for report in json.loads(several.stdout):
+        where = [f"{w['host']}, {w['batches']} batches {w['data']}" for w in report.get("workers", [])]
+        say(f"  {Path(report['model']).name}: {where[0] if where else report['error'].replace(str(place), 'PLACE')}")
+    if "machine-two" not in several.stdout:
+        raise Differs("machine-two had none of the models")
+    say("  the same bits")
 
 
 def lose_in_a_stage(one: Machine, two: Machine, place: Path, reference: bytes, words: list[object]) -> None:

@@ -1,0 +1,100 @@
+"""Malformed nodes are refused, as onnxruntime refuses them; none is an internal error."""
+
+import contextlib
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import AttributeProto
+
+from helpers import model, normal
+from lsuv_cli import initialize, inspect
+from lsuv_cli.errors import ModelError
+
+X = normal(32, 8, seed=1)
+TEXTS = {
+    "If": """z = If(c) <then_branch = t () => (p) { p = MatMul(x, w) }, else_branch = e () => (q) { q = Relu(x) }>""",
+    "MatMul": "z = MatMul(x, w)",
+    "Gemm": "z = Gemm<transB=1, alpha=2.0>(x, w)",
+    "Conv": "u = Unsqueeze(x, one) z = Conv<pads=[1,1]>(u, k)",
+    "Identity": "v = Identity(w) z = MatMul(x, v)",
+    "Transpose": "v = Transpose<perm=[1,0]>(w) z = MatMul(x, v)",
+    "BatchNormalization": "y = MatMul(x, w) z = BatchNormalization(y, s, s, s, s)",
+    "Cast": "v = Cast<to=1>(half) z = MatMul(x, v)",
+    "Flatten": "v = Flatten<axis=1>(w) z = MatMul(x, v)",
+    "Concat": "v = Concat<axis=0>(w) z = MatMul(x, v)",
+    "Softmax": "y = MatMul(x, w) z = Softmax<axis=-1>(y)",
+    "Gather": "y = Gather<axis=0>(w, one) z = MatMul(x, w)",
+    "GRU": "y, h = GRU<hidden_size=4>(r, w3, v3) z = MatMul(x, w)",
+    "Einsum": 'z = Einsum<equation="ij,jk->ik">(x, w)',
+    "Dropout": "y = Dropout(x) z = MatMul(y, w)",
+    "Mul": "y = MatMul(x, w) z = Mul(y, y)",
+}
+
+
+def net(op):
+    tensors = {"w": normal(8, 8), "k": normal(4, 1, 3), "s": np.ones(8, np.float32), "one": np.array([1]),
+               "c": np.array(True), "half": normal(8, 8, dtype=np.float16),
+               "r": normal(3, 2, 8), "w3": normal(1, 12, 8), "v3": normal(1, 12, 4)}  # fmt: skip
+    return model(f"g (float[N,8] x) => (z) {{ {TEXTS[op]} w9 = Identity(w) }}", **tensors)
+
+
+def taken(proto):
+    try:
+        ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("damage", ["no inputs", "fewer inputs", "an input without a name", "no outputs"])
+@pytest.mark.parametrize("op", TEXTS)
+def test_a_node_that_lacks_something_is_refused(op, damage):
+    proto = net(op)
+    assert taken(proto)
+    node = next(n for n in proto.graph.node if n.op_type == op)
+    if damage == "no outputs":
+        del node.output[:]
+    elif damage == "an input without a name":
+        node.input[0] = ""
+    else:
+        del node.input[0 if damage == "no inputs" else -1 :]
+    refused(proto)
+
+
+ATTRIBUTES = [op for op in TEXTS if any(node.op_type == op and node.attribute for node in net(op).graph.node)]
+
+
+@pytest.mark.parametrize("kind", [None, *AttributeProto.AttributeType.values()])
+@pytest.mark.parametrize("op", ATTRIBUTES)
+def test_an_attribute_that_is_missing_or_of_another_type_is_refused(op, kind):
+    proto = net(op)
+    node = next(n for n in proto.graph.node if n.op_type == op)
+    if kind is None:
+        del node.attribute[:]
+    else:
+        node.attribute[0].type = kind
+    refused(proto)
+
+
+def refused(proto):
+    if taken(proto):
+        return  # what the node lacks is optional
+    with pytest.raises(ModelError):
+        initialize(proto, X, tied="untie")
+    with contextlib.suppress(ModelError):  # without data no session is made, which is where onnxruntime refuses a node
+        inspect(proto)
+
+
+def test_the_message_names_the_node_and_what_it_lacks():
+    proto = net("If")
+    del proto.graph.node[0].input[:]
+    with pytest.raises(ModelError, match=r"node 'z' \(If\) has 0 of at least 1 input; export the model again"):
+        initialize(proto, X)
+
+
+def test_optional_inputs_may_lack_their_name_and_unknown_operators_anything():
+    proto = model("g (float[N,8] x) => (y) { a = Clip(x, , top) y = MatMul(a, w) }", w=normal(8, 4), top=np.float32(2))
+    assert initialize(proto, X).report.exit_code == 0
+    unknown = model("g (float[N,8] x) => (y) { a = NoSuchOperator() y = MatMul(x, w) }", w=normal(8, 4))
+    assert [layer.name for layer in inspect(unknown).layers] == ["y"]

@@ -1,0 +1,140 @@
+"""What a system has for a device: libraries by their names, a CUDA runtime's answers, nvidia-smi's text."""
+
+import ctypes
+import sys
+
+import pytest
+
+from lsuv_cli.scaling import drivers
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The names of the libraries that are looked for; none is there."""
+    names: list[str] = []
+    monkeypatch.setattr(drivers, "load", names.append)
+    return names
+
+
+def test_a_library_that_is_there_and_one_that_is_not():
+    assert drivers.load("no-such-library.so.1") is None
+    if sys.platform == "linux":
+        assert isinstance(drivers.load("libc.so.6"), ctypes.CDLL)
+
+
+@pytest.mark.parametrize(
+    ("windows", "driver", "libraries"),
+    [
+        (False, "libcuda.so.1", ["libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9"]),
+        (True, "nvcuda.dll", ["cudart64_13.dll", "cublas64_13.dll", "cublasLt64_13.dll", "cudnn64_9.dll"]),
+    ],
+)
+def test_the_names_of_the_libraries(windows, driver, libraries, asked, monkeypatch):
+    monkeypatch.setattr(drivers, "WINDOWS", windows)
+    assert not drivers.nvidia_driver()
+    assert drivers.missing(drivers.cuda_libraries(13)) == libraries
+    assert drivers.cuda_free_memory(13, 0) is None
+    assert asked == [driver, *libraries, libraries[0]]
+    monkeypatch.setattr(drivers, "load", lambda name: object())
+    assert drivers.nvidia_driver()
+    assert drivers.missing(drivers.cuda_libraries(13)) == []
+
+
+def test_vulkan_is_looked_for_on_linux_only(asked, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not drivers.vulkan_loader()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert drivers.vulkan_loader()
+    assert asked == ["libvulkan.so.1"]
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(drivers, "load", lambda name: object())
+    assert drivers.vulkan_loader()
+
+
+class Runtime:
+    """CUDA's runtime with two devices, the second at work; 0 is success, as in CUDA."""
+
+    def __init__(self, fails=0):
+        self.current, self.fails = 1, fails
+
+    def cudaGetDevice(self, place):  # noqa: N802
+        place._obj.value = self.current
+        return 0
+
+    def cudaSetDevice(self, index):  # noqa: N802
+        if index.value not in {0, 1}:
+            return 101
+        self.current = index.value
+        return 0
+
+    def cudaMemGetInfo(self, free, total):  # noqa: N802
+        free._obj.value, total._obj.value = 100 + self.current, 1000 + self.current
+        return self.fails
+
+
+@pytest.mark.parametrize(
+    ("index", "fails", "expected"), [(0, 0, (100, 1000)), (1, 0, (101, 1001)), (2, 0, None), (0, 2, None)]
+)
+def test_the_free_memory_of_a_card_leaves_the_current_device_as_it_was(index, fails, expected, monkeypatch):
+    runtime = Runtime(fails)
+    monkeypatch.setattr(drivers, "load", lambda name: runtime)
+    assert drivers.cuda_free_memory(13, index) == expected
+    assert runtime.current == 1
+
+
+def test_a_runtime_without_such_functions_does_not_tell(monkeypatch):
+    monkeypatch.setattr(drivers, "load", lambda name: object())
+    assert drivers.cuda_free_memory(13, 0) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        ("echo ' 580.65, ACME 9000 , 9.0'", {"driver": "580.65", "card": "ACME 9000", "capability": "9.0"}),
+        ("echo 'No devices were found'", {}),
+        ("echo 1, 2, 3; exit 6", {}),
+    ],
+)
+def test_what_nvidia_smi_tells(does, expected, tmp_path, monkeypatch):
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n{does}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert drivers.nvidia_smi(3) == expected
+    asked = (tmp_path / "arguments").read_text().split()
+    assert asked == ["--id=3", "--query-gpu=driver_version,name,compute_cap", "--format=csv,noheader"]
+    script.unlink()
+    assert drivers.nvidia_smi(3) == {}
+
+
+def test_the_version_of_a_package():
+    assert drivers.package_version("numpy")[0].isdigit()
+    assert drivers.package_version("no-such-package") == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        ("CUDA failure 35", "too old for CUDA 13"),
+        ("driver version is insufficient", "too old for CUDA 13"),
+        ("CUDA failure 100", "finds no card"),
+        ("no CUDA-capable device", "finds no card"),
+        ("Invalid device ID: 5, must be between 0 (inclusive) and 2 (exclusive).", "the last one is `device=cuda:1`"),
+        ("cuDNN is unavailable", "cuDNN 9 cannot be loaded"),
+        ("libcudnn.so: cannot open shared object file", "cuDNN 9 cannot be loaded"),
+        ("cudnn_graph not found", "cuDNN 9 cannot be loaded"),
+        ("no kernel image is available", "the card is too old"),
+        ("CUDA failure 222", "the card is too old"),
+        ("CUDNN_STATUS_ARCH_MISMATCH", "the card is too old"),
+    ],
+)
+def test_each_part_of_a_refusal_is_enough(problem, told):
+    assert told in drivers.why_no_cuda(problem, 13, 5)
+
+
+def test_cuda_12_is_offered_for_old_cards_only_where_the_wheel_is_for_cuda_13():
+    assert "<1.27" in drivers.why_no_cuda("no kernel image", 13, 0)
+    assert "<1.27" not in drivers.why_no_cuda("no kernel image", 12, 0)
+    assert "install driver 525 or newer" in drivers.why_no_cuda("CUDA failure 35", 12, 0)
+    assert drivers.why_no_cuda("another failure", 13, 0) == ""

@@ -1,0 +1,53 @@
+"""Which Ray `--workers auto` joins: processes with the command lines of Ray's servers stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lsuv_cli.workers import cluster, keeper
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked up in /proc")
+SLEEP = ["-c", "import time; time.sleep(60)"]
+PRIVATE, OTHER = "/tmp/.lsuv-0123456789abcdef/session", "/tmp/ray/session"
+
+
+@contextlib.contextmanager
+def running(monkeypatch: pytest.MonkeyPatch, *servers: tuple[str, str]) -> Iterator[None]:
+    """Servers (address, directory), as if no others ran here."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for address, directory in servers:
+            words = ["/ray/raylet", *SLEEP, f"--gcs-address={address}", f"--log_dir={directory}"]
+            process = stack.enter_context(subprocess.Popen(words, executable=sys.executable))
+            stack.callback(process.kill)
+            started.append(process.pid)
+        monkeypatch.setattr(keeper, "processes", lambda: dict.fromkeys(started, (1, 1)))
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+def test_the_private_ray_of_another_run_is_not_joined(monkeypatch):
+    with running(monkeypatch, ("127.0.0.1:7", PRIVATE)), pytest.raises(ConnectionError, match="another run"):
+        cluster._address_here()
+
+
+def test_a_cluster_is_joined_beside_a_private_ray(monkeypatch):
+    with running(monkeypatch, ("127.0.0.1:7", PRIVATE), ("10.0.0.1:6379", OTHER)):
+        assert cluster._address_here() == "10.0.0.1:6379"
+
+
+def test_without_a_private_ray_the_choice_is_rays(monkeypatch):
+    with running(monkeypatch, ("10.0.0.1:6379", OTHER)):
+        assert cluster._address_here() == "auto"
+
+
+def test_an_address_in_the_environment_goes_first(monkeypatch):
+    with running(monkeypatch, ("127.0.0.1:7", PRIVATE)):
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+        assert cluster._address_here() == "auto"
