@@ -2,11 +2,13 @@
 
 The model is built in a temporary directory, taken through a command of `lsuv` as a process of its own, and removed. It
 is a chain of square inner products with ReLU and external data, or with `--one-file` the same in one file, or with
-`--bert` a transformer encoder of BERT's size in one file. Options that are not known here go to the command:
-`python benchmarks/large.py --bert --pre-init msra`.
+`--bert` a transformer encoder of BERT's size in one file. `--within GIGABYTES` bounds the address space of each of the
+command's processes (RLIMIT_AS), which is more than what they have in memory. Options that are not known here go to the
+command: `python benchmarks/large.py --bert --pre-init msra`.
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -101,12 +103,17 @@ def resident(process: int) -> int:
         return 0
 
 
-def run(words: list[str], model: Path) -> tuple[int, int, float]:
+def run(words: list[str], model: Path, within: float | None) -> tuple[int, int, float]:
     """Exit code, peak of all processes together in bytes (sampled every 10 ms; Linux), seconds."""
     begun, peak = time.perf_counter(), 0
+
+    def bound() -> None:
+        if within is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (int(within * 1e9), int(within * 1e9)))
+
     with model.open("rb") as stdin:
         process = subprocess.Popen([sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words],
-                                   stdin=stdin, stdout=subprocess.DEVNULL)  # fmt: skip
+                                   stdin=stdin, stdout=subprocess.DEVNULL, preexec_fn=bound)  # fmt: skip
     ended = threading.Event()
     threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
     while not ended.wait(0.01):
@@ -121,6 +128,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--one-file", action="store_true")
     parser.add_argument("--bert", action="store_true")
+    parser.add_argument("--within", type=float, metavar="GIGABYTES", help="bound the address space of each process")
     parser.add_argument("--command", choices=COMMANDS, default="init")
     options, more = parser.parse_known_args()
     layers = int(-(-options.gigabytes * 2**30 // (options.width**2 * 4)))
@@ -135,7 +143,7 @@ def main() -> None:
             np.save(data, rng.standard_normal((options.samples, options.width)).astype(np.float32))
         words = COMMANDS[options.command].format(model=model, data=data, out=out).split()
         size = sum(path.stat().st_size for path in (model, Path(folder) / "large.bin") if path.exists())
-        code, peak, took = run([*words, *more], model)
+        code, peak, took = run([*words, *more], model, options.within)
     print(f"lsuv {options.command}, {size / 1e6:.0f} MB of model: exit code {code}, {took:.0f} s")
     print(f"peak resident set of all processes {peak / 1e6:.0f} MB, {peak / size:.2f} times the model")
 
