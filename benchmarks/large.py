@@ -2,13 +2,16 @@
 
 The model is built in a temporary directory, taken through a command of `lsuv` as a process of its own, and removed. It
 is a chain of square inner products with ReLU and external data, or with `--one-file` the same in one file, or with
-`--bert` a transformer encoder of BERT's size in one file. Options that are not known here go to the command:
-`python benchmarks/large.py --bert --pre-init msra`. With `--workers 2` among them, the driver's peak is told apart.
+`--bert` a transformer encoder of BERT's size in one file. `--within GIGABYTES` bounds the address space of each of the
+command's processes (RLIMIT_AS), which is more than what they have in memory. Options that are not known here go to the
+command: `python benchmarks/large.py --bert --pre-init msra`. With `--workers 2` among them, the driver's peak is told
+apart.
 """
 
 import argparse
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -130,12 +133,17 @@ def below(pid: int) -> list[int]:
     return [pid, *(each for child in children(pid) for each in below(child))]
 
 
-def run(words: list[str], model: Path, pause: float) -> tuple[int, Peaks, float]:
+def run(words: list[str], model: Path, pause: float, within: float | None) -> tuple[int, Peaks, float]:
     """Exit code, peaks (sampled every `pause` seconds; Linux), seconds."""
     begun, peaks = time.perf_counter(), Peaks()
+
+    def bound() -> None:
+        if within is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (int(within * 1e9), int(within * 1e9)))
+
     with model.open("rb") as stdin:
         process = subprocess.Popen([sys.executable, "-c", "from lsuv_cli.cli import main; main()", *words],
-                                   stdin=stdin, stdout=subprocess.DEVNULL)  # fmt: skip
+                                   stdin=stdin, stdout=subprocess.DEVNULL, preexec_fn=bound)  # fmt: skip
     ended = threading.Event()
     threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
     while not ended.wait(pause):
@@ -158,6 +166,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--one-file", action="store_true")
     parser.add_argument("--bert", action="store_true")
+    parser.add_argument("--within", type=float, metavar="GIGABYTES", help="bound the address space of each process")
     parser.add_argument("--command", choices=COMMANDS, default="init")
     options, more = parser.parse_known_args()
     layers = int(-(-options.gigabytes * 2**30 // (options.width**2 * 4)))
@@ -173,7 +182,7 @@ def main() -> None:
         words = COMMANDS[options.command].format(model=model, data=data, out=out).split()
         size = sum(path.stat().st_size for path in (model, Path(folder) / "large.bin") if path.exists())
         workers = any(word.startswith("--workers") for word in more)
-        code, peaks, took = run([*words, *more], model, 0.05 if workers else 0.01)
+        code, peaks, took = run([*words, *more], model, 0.05 if workers else 0.01, options.within)
         stage = stage_weights(model) if workers else 0
     print(f"lsuv {options.command}, {size / 1e6:.0f} MB of model: exit code {code}, {took:.0f} s")
     if workers:

@@ -39,7 +39,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -676,6 +676,7 @@ def main() -> None:
     names = [case.key for case in CASES]
     parser.add_argument("--only", nargs="*", choices=[*names, "matrices", "sweep", "help"], help="what to measure")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved repeats, of which the median counts")
+    parser.add_argument("--samples", type=int, help="of each network, in place of its own number: for slow devices")
     parser.add_argument("--quick", action="store_true", help="FitNet-4 with ReLU, a short sweep, no peers")
     parser.add_argument("--resume", action="store_true", help="keep what the JSON has, measure only what it lacks")
     parser.add_argument("--no-peers", action="store_true", help="leave out PyPI lsuv and naive ONNX")
@@ -704,6 +705,7 @@ def main() -> None:
             known = asked.resume and (results["cases"].get(what, {}).get("memory") or results.get(what))
             case = next((case for case in CASES if case.key == what), None)
             if case is not None:
+                case = replace(case, samples=asked.samples or case.samples)
                 if not known:
                     run_case(bench, case)
                 if not no_peers:

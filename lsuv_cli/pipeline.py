@@ -455,7 +455,10 @@ class Job:
 def _fitting(look: Look, data: Calibration, device: Device) -> Calibration:
     """The data in smaller batches, if shapes tell that those chosen automatically do not fit where the stages run."""
     plan = stages.cut(look.graph, look.layers.layers)
-    size = memory_needs.fitting_batch(look.graph, plan, data.batches[0], runner.free_memory(device))
+    free = runner.free_memory(device)
+    weights_there = max(memory_needs.stage_weights(look.graph, plan), verification.weights_at_once(look.graph))
+    room = None if free is None else free - weights_there
+    size = memory_needs.fitting_batch(look.graph, plan, data.batches[0], room)
     return data if size is None else data.at_most(size)
 
 

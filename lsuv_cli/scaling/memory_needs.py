@@ -23,6 +23,9 @@ Array = NDArray[Any]
 
 # No layer's input and output take more than this times the model's inputs; below that, shapes need not be inferred.
 LARGEST_GROWTH = 1000
+# What a session takes, in sizes of its largest layer's input and output: to be measured, the output is there in double
+# and squared too, and beside it values of other layers.
+BESIDE = 6
 
 
 def stage_weights(graph: Graph, plan: Plan) -> int:
@@ -64,14 +67,14 @@ def check_batch(stage: Stage, sizes: Mapping[str, int], batch: Mapping[str, Arra
 
 
 def fitting_batch(graph: Graph, plan: Plan, batch: Mapping[str, Array], available: int | None) -> int | None:
-    """The batch size that a plan needs to fit in memory; None if the batch fits, or where that is not known."""
+    """The batch size that is likely to fit; None if that of the batch is, or where it is not known."""
     if available is None or _samples(batch) < 2:
         return None
     if sum(array.nbytes for array in batch.values()) * LARGEST_GROWTH <= available:
         return None
     sizes = value_bytes(graph, batch)
     needed = max((most_needed(stage, sizes)[1] for stage in plan.stages), default=0)
-    return _fitting(_samples(batch), needed, available) if needed > available else None
+    return _fitting(_samples(batch), needed, available) if BESIDE * needed > available else None
 
 
 def most_needed(stage: Stage, sizes: Mapping[str, int]) -> tuple[str, int]:
@@ -91,7 +94,7 @@ def _samples(batch: Mapping[str, Array]) -> int:
 
 
 def _fitting(samples: int, needed: int, available: int) -> int:
-    return max(1, int(samples * available / needed / 2))  # half, because other values need memory too
+    return max(1, int(samples * max(available, 0) / needed / BESIDE))
 
 
 def check_waiting(stage: Stage, sizes: Mapping[str, int], batches: int, waiting: int, budget: int) -> None:

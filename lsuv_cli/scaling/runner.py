@@ -80,6 +80,8 @@ class Runner:
         if self.crew is not None:
             self.shares = self.crew.begin(kinds)
         self._first: Batch = {}  # once it is read
+        # A session that has run keeps what it took of a device, and uses it again: so that is asked for beforehand.
+        self._free_there = None if needs.device.is_host or self.crew is not None else free_memory(needs.device)
         self._sizes: dict[str, int] | None = None  # value -> bytes for the first batch, where onnx infers the shape
 
     @property
@@ -146,7 +148,10 @@ class Runner:
         if self._sizes is None:
             self._first = self.needs.batches[0]
             self._sizes = memory_needs.value_bytes(self.graph, self._first)
-        free = free_memory(self.needs.device) if self.crew is None else self.crew.free_memory()
+        if self.crew is not None:
+            free = self.crew.free_memory()
+        else:
+            free = available_memory() if self.needs.device.is_host else self._free_there
         memory_needs.check_batch(stage, self._sizes, self._first, free)
         waiting = self.shares.waiting
         memory_needs.check_waiting(stage, self._sizes, len(self.needs.batches), waiting, self.needs.memory)

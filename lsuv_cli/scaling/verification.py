@@ -323,6 +323,11 @@ def _channel_axis(layer: Layer, shape: tuple[int, ...]) -> int | None:
     return len(shape) - (1 if layer.position == 1 else 2)
 
 
+def weights_at_once(graph: Graph) -> int:
+    """The bytes of weights in one session of verification, at the most."""
+    return min(_weight_bytes(graph), VERIFY_BYTES)
+
+
 def _weight_bytes(graph: Graph) -> int:
     return sum(graph.nbytes(name) for name in graph.tensors)
 

@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does():
     needed = 4 * 10 * (16 + 4)
     memory_needs.check_batch(plan.stages[1], sizes, batch(10), needed)
     memory_needs.check_batch(plan.stages[1], sizes, batch(10), None)
-    with pytest.raises(LsuvError, match=r"a batch of 10 needs at least .* in layer b, .*`batch_size=4`"):
+    with pytest.raises(LsuvError, match=r"a batch of 10 needs at least .* in layer b, .*`batch_size=1`"):
         memory_needs.check_batch(plan.stages[1], sizes, batch(10), needed - 1)
     with pytest.raises(LsuvError, match=r"use `batch_size=1`$"):
         memory_needs.check_batch(plan.stages[1], sizes, batch(10), 10)
@@ -79,8 +79,10 @@ def test_the_batch_size_that_fits():
     assert memory_needs.fitting_batch(graph, plan, batch(10), 4 * 10 * 8 * 1000) is None
     # Layer a reads x, whose size is the user's and not inferred, and writes 16 numbers for each sample.
     most = max(memory_needs.most_needed(stage, memory_needs.value_bytes(graph, batch(10)))[1] for stage in plan.stages)
-    assert memory_needs.fitting_batch(graph, plan, batch(10), most) is None
-    assert memory_needs.fitting_batch(graph, plan, batch(10), most - 1) == 4
+    assert memory_needs.fitting_batch(graph, plan, batch(10), 6 * most) is None
+    assert memory_needs.fitting_batch(graph, plan, batch(10), 6 * most - 1) == 9
+    assert memory_needs.fitting_batch(graph, plan, batch(10), 3 * most) == 5
+    assert memory_needs.fitting_batch(graph, plan, batch(10), -1) == 1  # the weights alone do not fit
     assert memory_needs.fitting_batch(graph, plan, batch(10), most // 5) == 1
     assert memory_needs.fitting_batch(graph, plan, batch(1), 10) is None
     assert memory_needs.fitting_batch(graph, plan, batch(2), 10) == 1
