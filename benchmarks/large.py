@@ -27,6 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 COMMANDS = {
     "init": "init {model} --data {data} -o {out} -q",
+    "draw": "init {model} --no-rescale -o {out} -q",
     "pipe": "init - --data {data} -o - -q",
     "check": "check {model} --data {data} -q",
     "inspect": "inspect {model}",

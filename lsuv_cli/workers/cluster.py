@@ -37,6 +37,7 @@ LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
+    "RAY_worker_niceness": "0",  # that of the driver; with Ray's 15, other work on the machine comes first
 }
 
 

@@ -97,6 +97,8 @@ class Crew:
             place = self._place(reference, 0.1)
             if place is not None:
                 self.hands[number] = Hand(number, slot, actor, place)
+            else:
+                self.ray.kill(actor)  # it would start later, and do nothing
         if not self.hands:
             waited = f"within {FIRST_SECONDS:.0f} s"
             raise LsuvError(f"no worker started {waited}; look at the Ray cluster with `ray status`")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import runner, shares
+from lsuv_cli.scaling import algorithm, runner, shares
 from lsuv_cli.scaling.frontier import Frontier
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
@@ -279,3 +280,25 @@ def test_values_that_find_no_room_between_stages_are_refused_before_they_are_mad
     with pytest.raises(LsuvError, match=r"have to wait in a file .*`limit` .*`memory`.*TMPDIR"):
         initialize(graph, data, device="cpu", memory=1)
     assert initialize(graph, data, device="cpu").report.exit_code == 0
+
+
+def test_a_stages_weights_are_gone_when_the_next_stages_are_made(monkeypatch):
+    """Else two stages' weights are in memory at a time."""
+    made: list[weakref.ref[Any]] = []
+    alive_before = []
+    real = algorithm.running_weight
+
+    def counted(*given: Any) -> Any:
+        alive_before.append(sum(reference() is not None for reference in made))
+        running = real(*given)
+        made.append(weakref.ref(running.array))
+        return running
+
+    monkeypatch.setattr(algorithm, "running_weight", counted)
+    graph = model(
+        "x (float[N,8] x) => (c, d) { a = MatMul(x, w0) t = Tanh(a) b = MatMul(t, w1) u = Tanh(b) "
+        "c = MatMul(u, w2) d = MatMul(u, w3) }",
+        **{f"w{k}": normal(8, 8, seed=k) for k in range(4)},
+    )
+    assert initialize(graph, normal(32, 8), device="cpu").report.stages == 3
+    assert alive_before == [0, 0, 0, 1]  # the third stage has two weights

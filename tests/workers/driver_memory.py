@@ -1,0 +1,41 @@
+"""A run with two workers whose stages are small; prints the peak of the driver's own memory, in bytes.
+
+Its own is what no other process shares: the object store, which the driver has mapped, is not in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+STAGE_BYTES = 16 << 20
+
+
+def private() -> int:
+    return 1024 * int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
+
+
+def main() -> None:
+    from lsuv_cli import initialize
+    from lsuv_cli.scaling import stages, verification
+
+    stages.STAGE_BYTES = STAGE_BYTES
+    verification.VERIFY_BYTES = 2 * STAGE_BYTES  # pieces of half as many
+    peak, ended = [private()], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.002):
+            peak.append(max(peak.pop(), private()))
+
+    watching = threading.Thread(target=sample)
+    watching.start()
+    how = {"device": "cpu", "threads": 1, "batch_size": 8, "workers": 2, "output": "out.onnx", "force": True}
+    report = initialize(sys.argv[1], sys.argv[2], **how).report  # type: ignore[arg-type]
+    ended.set()
+    watching.join()
+    sys.stdout.write(f"{report.stages} {peak[0]}\n")
+
+
+if __name__ == "__main__":
+    main()
