@@ -329,7 +329,8 @@ class Judge:
             alive = _off(seen.true, without) > 1e-6 + seen.spread / seen.true and not self.is_flat(seen)
             return "not dead" if alive and self.doubted(seen, "not dead", seen.layer.weight) == "not dead" else ""
         if status == "non-finite" and math.isfinite(seen.true):
-            return "" if self.rounds_to(seen, math.nan) else "finite"
+            beyond = self.is_half() and flat_models.leaves_range(seen.flat, self.case.batches, seen.name)
+            return "" if beyond else "finite"
         if (
             status == "unreachable"
             and self.case.settings.get("bias", "zero") == "zero"
@@ -359,20 +360,14 @@ class Judge:
         return min(drawn) / slack <= variance <= max(drawn) * slack
 
     def rounds_to(self, seen: Seen, variance: float) -> bool:
-        """Whether a variance, or NaN, is what rounding every value to float16 gives.
-
-        onnxruntime's CPU runs neighbours in float32 and rounds only what is between them and others.
-        """
+        """Whether a variance is what rounding every value to float16 gives; onnxruntime's CPU does not round each."""
         if not self.is_half():
             return False
         try:
             runs = flat_models.by_reference(seen.flat, self.case.batches, [seen.name], doubled=False)
         except Exception:
             return False
-        rounded = flat_models.variance([values[0] for values in runs])
-        if math.isnan(variance):
-            return not math.isfinite(rounded)
-        return _off(rounded, variance) <= seen.allowance
+        return _off(flat_models.variance([values[0] for values in runs]), variance) <= seen.allowance
 
     def without_rounding(self, seen: Seen) -> float:
         """How far from its target a layer is in double, where nothing is rounded to float16."""
