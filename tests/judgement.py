@@ -409,8 +409,11 @@ def _is_sound(flat: onnx.ModelProto) -> bool:
 
     Its LRN takes the number of samples for that of channels. It takes every BatchNormalization before opset 15 for one
     in training mode, and Softmax and its like before opset 13, which were over all axes behind one, for later ones.
-    Running statistics go on from batch to batch in onnxruntime, and not in the evaluator.
+    Running statistics go on from batch to batch in onnxruntime, and not in the evaluator. A ConvTranspose with output
+    padding has other values there than in PyTorch.
     """
+    if any(held.name == "output_padding" for node in flat.graph.node for held in node.attribute):
+        return False
     if any(held.name == "training_mode" and held.i for node in flat.graph.node for held in node.attribute):
         return False
     version = next(o.version for o in flat.opset_import if not o.domain)
