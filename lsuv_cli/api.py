@@ -219,7 +219,7 @@ def inspect(
     """
     call = Call.of(keywords)
     with opened(model, filling=data is None) as file:
-        place = dumps.check(dump) if dump is not None else None
+        place = dumps.check(dump, call.drawn or {}) if dump is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, details=call.details, with_sums=True)
         if missing := _without_values(file):
             job.warnings.append(f"{len(missing)} tensors have no values; give them some with `lsuv init`")

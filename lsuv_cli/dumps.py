@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsuv_cli import outputs
 from lsuv_cli.errors import OutputError
 from lsuv_cli.scratch import Scratch
 
@@ -25,9 +26,12 @@ HEADER = 256  # bytes, whatever the shape: the header is written last, when the 
 LONGEST = 80  # characters of a layer's name in a file's name
 
 
-def check(directory: str | os.PathLike[str]) -> Path:
-    """The directory to be made; it must not exist, or be empty."""
+def check(directory: str | os.PathLike[str], others: Mapping[str, str | os.PathLike[str]]) -> Path:
+    """The directory to be made; it must not exist, or be empty, or be one of the other files to be written."""
     path = Path(directory)
+    for option, other in others.items():
+        if outputs.is_same(path, Path(other)):
+            raise OutputError(f"`dump` and {option} are the same path ({path}); choose another for one of them")
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise OutputError(f"{path} exists and is no empty directory; choose another `dump`")

@@ -104,7 +104,7 @@ def check(
     written = list(targets.values())
     if data_beside in targets and not targets[data_beside].stream:
         model = targets[data_beside]
-        if not _same(model.place.parent, absolute(model.given).parent):
+        if not is_same(model.place.parent, absolute(model.given).parent):
             raise OutputError(
                 f"{model.given} is a symbolic link to another directory, and the weights, which go to a file beside "
                 f"the model, would not be found through it; give {data_beside} {model.place}"
@@ -122,13 +122,13 @@ def check_apart(targets: Sequence[Target], inputs: Iterable[StrPath]) -> None:
     """No target may be an input, lie among the files of an input directory, or be another target."""
     for source in map(Path, inputs):
         for target in targets:
-            if _same(target.place, source):
+            if is_same(target.place, source):
                 raise OutputError(f"{target.given} is the input itself ({source}); choose another {target.option}")
             if target.place.exists() and _within(target.place, source):
                 raise OutputError(f"{target.given} is among the data in {source}; choose another {target.option}")
     for k, target in enumerate(targets):
         for other in targets[:k]:
-            if _same(target.place, other.place):
+            if is_same(target.place, other.place):
                 options = f"{other.option} and {target.option}"
                 raise OutputError(f"{options} are the same file ({target.given}); choose another for one of them")
 
@@ -281,7 +281,8 @@ def _descriptor(path: Path) -> str | None:
     return None
 
 
-def _same(one: Path, other: Path) -> bool:
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two paths are one file or directory, or will be once it is made."""
     with contextlib.suppress(OSError, ValueError):
         if stat.S_ISCHR(one.stat().st_mode):  # /dev/null may be input and output at once
             return False
@@ -295,7 +296,7 @@ def _within(path: Path, directory: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):  # a name that cannot be
         if not directory.is_dir():
             return False
-    return any(_same(parent, directory) for parent in path.parents)
+    return any(is_same(parent, directory) for parent in path.parents)
 
 
 def _rename_to_new(made: Path, place: Path) -> None:

@@ -80,9 +80,13 @@ def _may_change(flat: onnx.ModelProto, case: Case, report: Any) -> set[str]:
 
 
 def _same_but_constants(node: onnx.NodeProto, other: onnx.NodeProto, fixed: set[str]) -> bool:
-    """Whether two nodes differ at most in which constants they read."""
+    """Whether two nodes differ at most in the constants that they read, and in the name of one that was folded."""
     copy = onnx.NodeProto()
     copy.CopyFrom(other)
+    if len(copy.output) == len(node.output):
+        copy.output[:] = [
+            a if a in fixed and b == f"{a}.folded" else b for a, b in zip(node.output, copy.output, strict=True)
+        ]
     if len(copy.input) == len(node.input):
         copy.input[:] = [a if a in fixed else b for a, b in zip(node.input, copy.input, strict=True)]
     return bool(copy.SerializeToString() == node.SerializeToString())

@@ -247,6 +247,18 @@ def is_flat(flat: onnx.ModelProto, batches: Batches, name: str) -> bool:
     return bool(whole.var() <= 1e-13 * np.mean(whole**2))
 
 
+def leaves_range(flat: onnx.ModelProto, batches: Batches, name: str) -> bool:
+    """Whether a value that some value is computed from is not finite where it is stored.
+
+    onnxruntime's CPU runs neighbours of float16 in float32, and stores only what others read; here all are read.
+    """
+    part = _for(flat, [name])
+    names = [made for node in part.graph.node for made in node.output if made]
+    read = {i.name for i in part.graph.input}
+    found = run(part, [{k: v for k, v in batch.items() if k in read} for batch in batches], names)
+    return any(np.asarray(v).dtype.kind == "f" and not np.isfinite(v).all() for values in found for v in values)
+
+
 def variance(arrays: Sequence[Any]) -> float:
     whole = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays])
     with np.errstate(all="ignore"):

@@ -44,6 +44,7 @@ from lsuv_cli.errors import LsuvError
 ALLOWANCE = {TensorProto.FLOAT: 3e-3, TensorProto.DOUBLE: 3e-3, TensorProto.FLOAT16: 3e-2, TensorProto.BFLOAT16: 3e-2}
 EXACT = {TensorProto.FLOAT, TensorProto.DOUBLE}
 BY_COMMAND, BY_REFERENCE = 40, 8  # one case in so many is run by the command, or by the reference evaluator too
+NOTHING = 1e-20  # a variance that is as good as none
 REPEATS, MANY_REPEATS = 12, 300  # of models that draw numbers; of those that look wrong by the first few
 GOOD_REASONS = (
     "no input of the model reaches it",
@@ -63,8 +64,8 @@ GOOD_REASONS = (
 )
 
 
-# With other weights there are no rows, and onnxruntime does not reshape nothing to (0, -1), nor broadcast it.
-NO_ROWS = re.compile("cannot be reshaped|Can broadcast 0 by 0 or 1")
+# With other weights there are no rows; onnxruntime does not reshape nothing to (0, -1), nor broadcast it, nor pool it.
+NO_ROWS = re.compile("cannot be reshaped|Can broadcast 0 by 0 or 1|Only N can be zero")
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,6 @@ class Judge:
         """Whether values are rounded to float16 on their way."""
         return bool(self.case.features & {"float16", "cast to float16"})
 
-    @property
-    def nothing(self) -> float:
-        """A variance that is rounding errors: of x - x, say, which some models compute on purpose."""
-        return 1e-12 if "cancelled" in self.case.features else 1e-20
-
     def has_layers(self) -> bool:
         """Whether there is a layer that lsuv should initialize, as far as can be told from outside."""
         return bool(flat_models.layers(flat_models.flatten(self.case.model, self.case.batches)))
@@ -193,9 +189,11 @@ class Judge:
         flat = flat_models.flatten(written, batches)
         random = flat_models.is_random(flat)
         again = flat_models.run(flat, batches, [o.name for o in written.graph.output])
-        if not random and not _equal(whole, again, *((3e-2, 1e-2) if self.is_half() else (1e-5, 0.0))):
-            self.find("other outputs", "", "the flat model of the tester computes something else")
-            return
+        if not random and not _equal(whole, again, 3e-2 if self.is_half() else 1e-5):
+            if not self.is_half() or not _equal(whole, again, 3e-2, few=1e-2):
+                self.find("other outputs", "", "the flat model of the tester computes something else")
+                return
+            self.counts["cases whose float16 outputs differ in a few elements, once flat"] += 1
         for what, how in changes.changes(self.case, written, report):
             self.find("changed", what, how)
         found = flat_models.layers(flat)
@@ -294,7 +292,7 @@ class Judge:
         if status in {"ok", "skipped", "excluded"} or entry.variance is None or not math.isfinite(true):
             return name
         close = _off(true, reported) <= seen.allowance + spread / max(abs(true), 1e-30)
-        close = close or max(true, reported) <= self.nothing
+        close = close or max(true, reported) <= NOTHING
         close = close or self.is_flat(seen) or self.can_be(seen, reported) or self.rounds_to(seen, reported)
         if not close and self.doubted(seen, "misreported") != "noise":
             self.find("misreported", entry.name, f"{status} reported {entry.variance} {seen}")
@@ -325,13 +323,14 @@ class Judge:
         """What is wrong with the status of a layer; nothing, mostly."""
         if status == "ok" and not seen.off <= seen.tol + seen.allowance + seen.spread / seen.target:
             return "" if self.can_be(seen, seen.target) else self.doubted(seen, "wrong")
-        if status == "dead" and not seen.true <= (self.nothing if "cancelled" in self.case.features else 1e-30):
+        if status == "dead" and not seen.true <= (NOTHING if "cancelled" in self.case.features else 1e-30):
             bare = flat_models.without(seen.flat, seen.layer.weight)
             without = flat_models.measure(bare, self.case.batches, [seen.name])[seen.name][0]
             alive = _off(seen.true, without) > 1e-6 + seen.spread / seen.true and not self.is_flat(seen)
             return "not dead" if alive and self.doubted(seen, "not dead", seen.layer.weight) == "not dead" else ""
         if status == "non-finite" and math.isfinite(seen.true):
-            return "finite"
+            beyond = self.is_half() and flat_models.leaves_range(seen.flat, self.case.batches, seen.name)
+            return "" if beyond else "finite"
         if (
             status == "unreachable"
             and self.case.settings.get("bias", "zero") == "zero"
@@ -410,8 +409,11 @@ def _is_sound(flat: onnx.ModelProto) -> bool:
 
     Its LRN takes the number of samples for that of channels. It takes every BatchNormalization before opset 15 for one
     in training mode, and Softmax and its like before opset 13, which were over all axes behind one, for later ones.
-    Running statistics go on from batch to batch in onnxruntime, and not in the evaluator.
+    Running statistics go on from batch to batch in onnxruntime, and not in the evaluator. A ConvTranspose with output
+    padding has other values there than in PyTorch.
     """
+    if any(held.name == "output_padding" for node in flat.graph.node for held in node.attribute):
+        return False
     if any(held.name == "training_mode" and held.i for node in flat.graph.node for held in node.attribute):
         return False
     version = next(o.version for o in flat.opset_import if not o.domain)
@@ -429,7 +431,7 @@ def _general(reason: str) -> str:
     return " ".join(w for w in reason.split() if not any(c.isdigit() for c in w))[:70]
 
 
-def _equal(a: list[list[Any]], b: list[list[Any]], fine: float, few: float) -> bool:
+def _equal(a: list[list[Any]], b: list[list[Any]], fine: float, few: float = 0.0) -> bool:
     """Whether values are alike, but for a few of them: a value near a threshold may fall on its other side."""
     return all(
         np.isclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=fine, atol=fine, equal_nan=True).mean()

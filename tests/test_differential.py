@@ -29,13 +29,15 @@ KNOWN: dict[str, str] = {}
 def test_random_models_come_out_as_reported():
     counts: collections.Counter[str] = collections.Counter()
     unknown = []
+    drawn = 0
     for findings, seen in differential.run(0, 0, time.time() + SECONDS, CASES - 1):
+        drawn += 1
         counts.update(seen)
         unknown += [str(f) for f in findings if not any(re.search(line, str(f)) for line in KNOWN)]
     assert not unknown, "\n".join(unknown)
     # Cases that are all refused, or cannot run, would show little.
-    assert counts["cases"] > CASES / 2
-    assert counts["layers ok"] > CASES
+    assert counts["cases"] > drawn / 2
+    assert counts["layers ok"] > drawn
 
 
 def scale_a_weight(written: onnx.ModelProto) -> None:

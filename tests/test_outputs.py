@@ -66,19 +66,46 @@ CLASHES = {
     "plot on the model's data": "init plot.onnx --data c.npz -o o.onnx --plot m.png",
     "check's plot on the model's data": "check plot.onnx --data c.npz --plot m.png",
     "compare's plot on the model's data": "compare plot.onnx --data c.npz --plot m.png",
+    "output on the checkpoint": "init m.onnx --data c.npz --like before.npz --weights w.npz -o before.npz",
+    "weights on the checkpoint": "init m.onnx --data c.npz --like before.npz --weights hard_before.npz -o o.onnx",
+    "page on the data": "init m.onnx --data c.npz -o o.onnx --html c.html",
+    "page on the model": "check m.onnx --data c.npz --html m.html",
+    "page on the model's data": "compare m.onnx --data c.npz --html bin.html",
+    "page and output": "init m.onnx --data c.npz -o o.html --html o.html",
+    "page and plot": "check m.onnx --data c.npz --html p.html --plot p.png",
+    "node data on the model": "inspect m.onnx --data c.npz --model-explorer m.json",
+    "node data on the data": "check m.onnx --data c.npz --model-explorer c.json",
+    "page and node data": "inspect m.onnx --data c.npz --html p.html --model-explorer p.json",
+    "values over the data": "inspect m.onnx --data d --dump d",
+    "page among the values": "inspect m.onnx --data c.npz --dump v.html --html v.html",
+    "exposed on the model": "expose m.onnx -o m.onnx --force",
+    "exposed on the model's data": "expose m.onnx -o m.npz --force",
+    "stripped on the model": "strip m.onnx -o m.onnx --force",
+    "stripped on the model's data": "strip m.onnx -o m.npz --force",
 }
+
+# (file, another name of the same file); pages and plots go by their endings.
+LINKS = [("c.npz", "hard.npz"), ("before.npz", "hard_before.npz"), ("c.npz", "c.html"), ("m.onnx", "m.html"),
+         ("m.onnx", "m.json"), ("c.npz", "c.json"), ("p.html", "p.png"), ("p.html", "p.json")]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLASHES)
 def test_no_output_is_an_input_or_another_output(folder, name):
-    os.link("c.npz", "hard.npz")
-    Path("soft.npz").symlink_to("c.npz")
-    before = contents(folder)
     words = CLASHES[name].split()
+    np.savez("before.npz", w=normal(8, 8), v=normal(8, 8, seed=1))
+    Path("p.html").write_bytes(b"old")
+    for file, link in LINKS:
+        if link in words:
+            os.link(file, link)
+    Path("soft.npz").symlink_to("c.npz")
+    Path("bin.html").symlink_to("m.npz")
+    before = contents(folder)
     done = lsuv(*words, *(["--force"] if words[0] == "init" else []))
     assert done.code == 2, done.err
     assert done.err.count("\n") == 1
-    assert any(text in done.err for text in ("input itself", "among the data", "the same file"))
+    assert any(
+        text in done.err for text in ("input itself", "among the data", "the same file", "the same path", "exists")
+    ), done.err
     assert contents(folder) == before
 
 

@@ -194,6 +194,7 @@ def readers_of(graph: Graph, base: str) -> Iterator[tuple[int, str]]:
 
 def _float_name(kind: int, how: str) -> str:
     if kind not in FLOATS:
-        name = TensorProto.DataType.Name(kind).lower()
+        known = kind in TensorProto.DataType.values()
+        name = TensorProto.DataType.Name(kind).lower() if known else f"type {kind}"
         raise LeftAlone(f"its weight is {how} {name}, which cannot be initialized")
     return FLOATS[kind]

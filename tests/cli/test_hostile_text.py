@@ -201,6 +201,11 @@ COMMANDS = [
     "init m.onnx --data c.npy -o o.onnx --json",
     "init m.onnx --data c.npy -o -",
     "init m.onnx --data c.npy -o /dev/stdout",
+    "init m.onnx n.onnx --data c.npy --output-dir out --json",
+    "expose m.onnx -o -",
+    "strip m.onnx -o -",
+    "doctor --device cpu",
+    "doctor --device cpu --json",
 ]
 
 
@@ -208,6 +213,7 @@ COMMANDS = [
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_full_disk_under_standard_output(folder, words):
     onnx.save(net(), "m.onnx")
+    onnx.save(net(), "n.onnx")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([*LSUV, *words.split(), *(["-q"] if words.startswith("init m") else [])], stdout=full,
                               stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 from onnx import AttributeProto
 
 from helpers import model, normal
-from lsuv_cli import initialize, inspect
-from lsuv_cli.errors import ModelError
+from lsuv_cli import expose, initialize, inspect, strip
+from lsuv_cli.errors import LsuvError, ModelError
 
 X = normal(32, 8, seed=1)
 TEXTS = {
@@ -98,3 +98,35 @@ def test_optional_inputs_may_lack_their_name_and_unknown_operators_anything():
     assert initialize(proto, X).report.exit_code == 0
     unknown = model("g (float[N,8] x) => (y) { a = NoSuchOperator() y = MatMul(x, w) }", w=normal(8, 4))
     assert [layer.name for layer in inspect(unknown).layers] == ["y"]
+
+
+TYPES = {
+    "a Cast of a weight": lambda proto: proto.graph.node[0].attribute[0],
+    "a Cast of a value": lambda proto: proto.graph.node[2].attribute[0],
+    "a weight": lambda proto: proto.graph.initializer[0],
+    "another tensor": lambda proto: proto.graph.initializer[1],
+    "an input": lambda proto: proto.graph.input[0].type.tensor_type,
+    "an output": lambda proto: proto.graph.output[0].type.tensor_type,
+}
+
+
+@pytest.mark.parametrize("number", [0, 99, 65536, -1])
+@pytest.mark.parametrize("place", TYPES)
+def test_a_type_that_onnx_does_not_have_is_refused(place, number):
+    proto = model(
+        "g (float[N,8] x) => (float[N,8] z) { v = Cast<to=1>(w) y = MatMul(x, v) c = Cast<to=1>(y) z = Add(c, b) }",
+        w=normal(8, 8), b=normal(8),
+    )  # fmt: skip
+    held = TYPES[place](proto)
+    field = next(name for name in ("i", "data_type", "elem_type") if name in held.DESCRIPTOR.fields_by_name)
+    setattr(held, field, number)
+    if taken(proto):
+        return
+    with pytest.raises(LsuvError):
+        initialize(proto, X)
+    with contextlib.suppress(LsuvError):
+        inspect(proto)
+    with contextlib.suppress(LsuvError):
+        expose(proto)
+    with contextlib.suppress(LsuvError):
+        strip(proto)
