@@ -4,6 +4,7 @@ import shutil
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -140,6 +141,34 @@ def test_nothing_is_known_where_inference_fails():
     text = "g (float[N,6] x) => (y) { y = MatMul(x, w) }"
     graph = graph_of(text, w=normal(5, 4))
     assert inferred_types(graph, {"x": normal(5, 6)}) == {}
+
+
+def test_memory_that_runs_out_is_no_failure_of_inference(monkeypatch):
+    def full(*given, **more):
+        raise MemoryError
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", full)
+    with pytest.raises(MemoryError):
+        inferred_types(graph_of("g (float[N,6] x) => (y) { y = Neg(x) }"), {"x": normal(5, 6)})
+
+
+def test_constants_of_a_model_of_ir_3_need_not_be_inputs():
+    graph = graph_of("g (float[N,6] x) => (y) { r = Reshape(x, s) y = Neg(r) }", ir=3, s=np.array([-1, 3]))
+    assert dims(inferred_types(graph, {"x": normal(5, 6)})["y"]) == [10, 3]
+
+
+def test_the_samples_of_a_batch_are_those_of_its_longest_input():
+    several = {"x": normal(10, 8), "state": normal(2, 8), "number": np.array(1)}
+    assert memory_needs._samples(several) == 10
+    assert memory_needs._samples({"number": np.array(1)}) == 1
+
+
+def test_a_value_whose_size_nobody_knows_waits_in_unknown_space():
+    text = """g (float[N,8] x) => (z) {
+        a = MatMul(x, u) o = local.Odd(a) b = MatMul(o, v) c = Add(b, a) t = Tanh(c) z = MatMul(t, w) }"""
+    graph, plan = planned(text, {"u": normal(8, 8), "v": normal(8, 8), "w": normal(8, 8)})
+    assert len(plan.stages) == 3
+    assert memory_needs.between_stages(graph, plan, [batch(10)]) is None
 
 
 # Values of stripped tensors that go to a file
