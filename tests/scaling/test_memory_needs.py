@@ -189,3 +189,13 @@ def test_values_in_a_file_follow_one_another(tmp_path):
     data = (tmp_path / "filled.data").read_bytes()
     assert data == b"".join(array.tobytes() for array in given.values())
     assert [(place.offset, place.length) for place in File.places.values()] == [(0, 20), (20, 20), (40, 20)]
+
+
+def test_a_value_that_no_later_stage_reads_waits_no_longer():
+    """a of 16 numbers waits until the second stage, b of 4 and c of 16 after it: 20 at a time, not 36."""
+    text = """g (float[N,8] x) => (z) {
+        a = MatMul(x, u) t = Tanh(a) b = MatMul(t, v) s = Tanh(b) c = MatMul(s, w) r = Tanh(c) z = MatMul(r, k) }"""
+    tensors = {"u": normal(8, 16), "v": normal(16, 4), "w": normal(4, 16), "k": normal(16, 2)}
+    graph, plan = planned(text, tensors)
+    assert len(plan.stages) == 4
+    assert memory_needs.between_stages(graph, plan, [batch(10)]) == 4 * 10 * 20
