@@ -191,9 +191,15 @@ class Tests:
         return name + self.texts[file].get(name.partition("[")[0], "")
 
     def _of_assignment(self, mutant: Mutant) -> set[str]:
-        """Of a line at the level of a module or a class: the tests that run a line which reads what is assigned."""
-        lines = {line for name in _derived(mutant) for line in self.readers[name]}
-        return {test for line in lines for test in self.by_line.get(line, ())}
+        """Of a line at the level of a module or a class: the tests that run a line which reads what is assigned.
+
+        A test of the module may also name it without running any line of the module.
+        """
+        names = _derived(mutant)
+        lines = {line for name in names for line in self.readers[name]}
+        own = f"test_{mutant.module.removesuffix('.py').split('/')[1]}."
+        naming = {test for test in self.known if own in test and any(name in self.text(test) for name in names)}
+        return naming | {test for line in lines for test in self.by_line.get(line, ())}
 
     def _nearby(self, mutant: Mutant) -> set[str]:
         """The tests that run another line of the innermost function or class that has the mutant's line."""

@@ -105,7 +105,9 @@ class _Finder:
 
     def operands(self, node: NodeProto) -> tuple[str, str, Sum | None] | None:
         """x, z and the sum that x goes on, if any; None if a node is no sum of a stream and a branch."""
-        if node.op_type not in {"Add", "Sum"} or not is_standard(node) or len(set(node.input)) != 2:
+        if node.op_type not in {"Add", "Sum"} or not is_standard(node):
+            return None
+        if not len(node.input) == len(set(node.input)) == 2:
             return None
         if any(name in self.still or name in self.graph.random for name in node.input):
             return None

@@ -5,6 +5,8 @@ import pytest
 
 from helpers import model, near_one, normal, tensor, unchanged_but, variances
 from lsuv_cli import initialize
+from lsuv_cli.model.prepare import layers_of
+from working_copies import graph_of
 
 
 def test_training_mode_is_warned_about():
@@ -103,3 +105,25 @@ def test_operators_that_draw_random_numbers_are_warned_about():
     before = model("g (float[N,8] x) => (y) { n = RandomNormalLike(x) s = Add(x, n) y = MatMul(s, w) }", w=normal(8, 8))
     warnings = initialize(before, normal(64, 8)).report.warnings
     assert any(text.startswith("RandomNormalLike draws random numbers") for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "mean", "variance", "factor"),
+    [
+        ([6.0], [0.0], [0.0], [4.0], 3.0),  # of a single channel
+        ([6.0, 6.0], [0.0, 0.0], [0.0, 0.0], [4.0, 4.0], 3.0),
+        ([6.0, 3.0], [0.0, 0.0], [0.0, 0.0], [4.0, 1.0], 3.0),
+        ([6.0, 3.0], [0.0, 0.0], [0.0, 0.0], [4.0, 4.0], None),
+        ([6.0, 6.0], [0.0, 1.0], [0.0, 0.0], [4.0, 4.0], None),
+        ([6.0, 6.0], [0.0, 0.0], [1.0, 0.0], [4.0, 4.0], None),
+        ([6e7], [0.0], [0.0], [4.0], None),
+        ([6e-8], [0.0], [0.0], [4.0], None),
+        ([-6.0], [0.0], [0.0], [4.0], None),
+        ([6.0], [0.0], [0.0], [-4.0], None),
+    ],
+)
+def test_a_norm_that_multiplies_by_one_number(scale, shift, mean, variance, factor):
+    tensors = {name: np.array(v, "f") for name, v in zip("shmv", (scale, shift, mean, variance), strict=True)}
+    text = "g (float[N,3,5] x) => (y) { c = Conv(x, w) y = BatchNormalization<epsilon=0.0>(c, s, h, m, v) }"
+    (layer,) = layers_of(graph_of(text, w=normal(len(scale), 3, 1), **tensors)).layers.layers
+    assert layer.norm_factor == factor

@@ -58,6 +58,7 @@ def test_what_a_cast_makes_of_a_weight():
 def test_what_is_computed_from_constants_is_folded():
     weight = found("n = Neg(s) w = Transpose(n)")
     assert (weight.base, weight.place, weight.shape) == ("n", "folded", (3, 2, 1))
-    assert found("w = Identity(s)").place != "folded"
+    assert found("w = Identity(s)").place == "initializer"
+    assert found("c = Constant<value_floats=[1.0,2.0]>() w = Identity(c)").place == "constant"
     with pytest.raises(LeftAlone, match="of type int64"):
         found("w = Shape(s)")

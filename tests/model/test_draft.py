@@ -230,3 +230,65 @@ def test_external_data_without_an_offset_begins_at_the_start_of_its_file(tmp_pat
     onnx.save(proto, tmp_path / "m.onnx")
     file = load(tmp_path / "m.onnx")
     np.testing.assert_array_equal(file.array(file.proto.graph.initializer[0]), weight)
+
+
+# What is added to a draft
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("size", [4, 300, 5000])
+def test_a_new_tensor_is_in_the_file_wherever_it_waited(external, size, tmp_path):
+    """Of up to 1 KiB in the model, above that in the data file if there is one, above 16 KiB parked if not."""
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))
+    onnx.save(given, tmp_path / "m.onnx", save_as_external_data=external, size_threshold=0, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        draft.append(draft.file.proto.graph, "new", normal(size))
+        draft.append(draft.file.proto.graph, "number", np.array(2, np.float32))
+        draft.store(draft.file.proto.graph.initializer[0], 2 * normal(4, 4))
+        draft.finish({"key": "value"})
+        draft.publish()
+    held = {t.name: t for t in onnx.load(tmp_path / "o.onnx", load_external_data=False).graph.initializer}
+    assert (held["new"].data_location == TensorProto.EXTERNAL) == (external and size > 256)
+    made = onnx.load(tmp_path / "o.onnx")
+    found = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    np.testing.assert_array_equal(found["new"], normal(size))
+    np.testing.assert_array_equal(found["w"], 2 * normal(4, 4))
+    assert found["number"].shape == ()
+    assert [(p.key, p.value) for p in made.metadata_props] == [("lsuv.key", "value")]
+    assert sorted(path.name for path in tmp_path.glob("o*")) == ["o.onnx", *["o.onnx.data"] * external]
+
+
+def test_the_entries_of_an_earlier_run_and_those_of_others():
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))
+    for key in ("lsuv.seed", "author", "lsuv.data"):
+        given.metadata_props.add(key=key, value=f"of {key}")
+    with Draft(load(given), None) as draft:
+        assert draft.earlier_metadata() == {"seed": "of lsuv.seed", "data": "of lsuv.data"}
+        made = draft.finish({"seed": "3"}).proto
+    assert [(p.key, p.value) for p in made.metadata_props] == [("author", "of author"), ("lsuv.seed", "3")]
+
+
+@pytest.mark.parametrize("ir", [3, 4])
+def test_before_ir_4_an_initializer_is_an_input_too(ir):
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", ir=ir, w=normal(4, 4))
+    with Draft(load(given), None) as draft:
+        draft.append(draft.file.proto.graph, "new", normal(3))
+        names = [i.name for i in draft.finish({}).proto.graph.input]
+    assert names == (["x", "w", "new"] if ir == 3 else ["x"])
+
+
+def test_a_tensor_that_is_stored_again_takes_its_old_place(tmp_path):
+    given = model("g (float[N,80] x) => (y) { y = MatMul(x, w) }", w=normal(80, 80))
+    (tmp_path / "m.onnx").write_bytes(given.SerializeToString())
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        (held,) = draft.file.proto.graph.initializer
+        for factor in (2, 3):
+            draft.store(held, factor * normal(80, 80))
+            np.testing.assert_array_equal(draft.array(held), factor * normal(80, 80))
+        (waiting,) = next(tmp_path.glob(".lsuv-*")).glob("*.waiting")
+        assert waiting.stat().st_size == 80 * 80 * 4
+        draft.finish({})
+        draft.publish()
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(onnx.load(tmp_path / "o.onnx").graph.initializer[0]), 3 * normal(80, 80)
+    )

@@ -9,6 +9,9 @@ import lsuv_cli
 from helpers import model, near_one, normal, square, tensor, unchanged_but, values, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import ModelError
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model.graph import Unknown
+from working_copies import graph_of
 
 X = normal(64, 8, seed=1)
 
@@ -313,3 +316,86 @@ def test_what_is_not_a_weight_is_the_same_to_the_last_byte():
     kept = {p.key: p.value for p in result.model.metadata_props}
     assert kept["author"] == "someone"
     assert kept["lsuv.version"] == lsuv_cli.__version__
+
+
+# Parts of the working copy
+
+
+@pytest.mark.parametrize(
+    ("node", "refused"),
+    [
+        ('y = Einsum<equation="ij,jk->ik">(x, x)', False),
+        ('y = Einsum<equation="i?">(x)', True),
+        ('y = local.Einsum<equation="i?">(x)', False),
+        ('y = Relu<equation="i?">(x)', False),
+        ('y = If(c) <then_branch = t () => (p) { p = Einsum<equation="i?">(x) }, '
+         "else_branch = e () => (q) { q = Neg(x) }>", True),
+    ],
+)  # fmt: skip
+def test_an_equation_that_is_none_is_refused(node, refused):
+    text = f"g (float[8,8] x, bool c) => (y) {{ {node} }}"
+    if not refused:
+        assert len(graph_of(text).nodes) == 1
+        return
+    with pytest.raises(ModelError, match="which is no equation"):
+        graph_of(text)
+
+
+@pytest.mark.parametrize("opset", [6, 7])
+def test_operators_of_old_sets_are_written_as_opset_7_has_them(opset):
+    text = """g (float[N,8] x) => (y) { r = Relu<consumed_inputs=[0]>(x) d = Dropout<is_test=1, ratio=0.5>(r)
+        s = Reshape<shape=[-1,4]>(d) y = local.Odd<is_test=1>(s) }"""
+    graph = graph_of(text, opset=opset)
+    assert graph.opset() == 7
+    found = [[a.name for a in node.attribute] for node in graph.nodes]
+    if opset == 7:
+        assert found == [["consumed_inputs"], ["is_test", "ratio"], ["shape"], ["is_test"]]
+        return
+    assert found == [[], ["ratio"], [], ["is_test"]]
+    reshape = graph.nodes[2]
+    np.testing.assert_array_equal(graph.array(reshape.input[1]), [-1, 4])
+
+
+def test_the_parts_of_a_constant_expression():
+    graph = graph_of(
+        "g (float[N,8] x) => (y) { n = Neg(a) m = Mul(n, n) k = Add(m, b) s = Add(x, k) y = Relu(s) }",
+        a=normal(8), b=normal(8, seed=1), c=normal(8),
+    )  # fmt: skip
+    nodes, stored = graph.expression("k")
+    assert [graph.nodes[k].op_type for k in sorted(nodes)] == ["Neg", "Mul", "Add"]
+    assert stored == {"a", "b"}
+    np.testing.assert_allclose(graph.evaluate("k"), normal(8) ** 2 + normal(8, seed=1))
+    assert graph.shape("k") == (8,)
+    assert graph.nbytes("a") == 32
+    assert graph.nbytes("k") == 0
+    assert graph.known("s") is None
+    with pytest.raises(Unknown, match="depends on the model's input"):
+        graph.evaluate("y")
+
+
+def test_constants_that_are_not_worked_out(monkeypatch):
+    graph = graph_of("g (float[N,8] x) => (y) { k = Expand(a, s) y = Add(x, k) }", a=normal(1), s=np.array([10, 8]))
+    assert graph.evaluate("k").shape == (10, 8)
+    monkeypatch.setattr(graphs, "LARGEST_CONSTANT", 80)
+    assert graph.evaluate("k").shape == (10, 8)
+    monkeypatch.setattr(graphs, "LARGEST_CONSTANT", 79)
+    with pytest.raises(Unknown, match="a tensor of 80 elements"):
+        graph.evaluate("k")
+    odd = graph_of("g (float[N,8] x) => (y) { k = local.Odd(a) y = Add(x, k) }", a=normal(1))
+    with pytest.raises(Unknown, match="computed by Odd, which cannot be folded"):
+        odd.evaluate("k")
+
+
+def test_constant_random_and_varying_values():
+    graph = graph_of(
+        """g (float[N,8] x) => (y) { n = Neg(a) r = RandomNormal<shape=[8]>() q = Mul(r, n) k = Mul(q, x)
+        z = If(c) <then_branch = t () => (p) { p = Neg(n) }, else_branch = e () => (o) { o = Neg(k) }>
+        y = Add(z, k) }""",
+        a=normal(8), c=np.array(True),
+    )  # fmt: skip
+    assert graph.constant == {"a", "c", "n"}
+    assert graph.random == {"r", "q"}
+    at = {node.output[0]: k for k, node in enumerate(graph.nodes)}
+    assert graph.captured == {at["z"]: ("k", "n")}
+    assert list(graph.reads(at["z"])) == ["c", "k", "n"]
+    assert graph.readers["k"] == (at["z"], at["y"])

@@ -1,5 +1,7 @@
 """Every form of layer: its output has variance 1, its weight is orthonormal as the operator multiplies with it."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -18,6 +20,8 @@ from helpers import (
 )
 from lsuv_cli import initialize, inspect
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.model import layers
+from working_copies import graph_of
 
 
 def matrices(weight, groups=1):
@@ -374,3 +378,152 @@ def test_the_helper_finds_the_measured_values():
     )
     assert layer_outputs(proto) == ["i", "y"]
     assert isinstance(proto, onnx.ModelProto)
+
+
+# Parts of the search
+
+
+def found(body, inputs="float[N,8] x", outputs="y", **tensors):
+    tensors = tensors or {"w": normal(8, 8), "v": normal(8, 8)}
+    return layers.find(graph_of(f"g ({inputs}) => ({outputs}) {{ {body} }}", microsoft=True, **tensors))
+
+
+@pytest.mark.parametrize(
+    ("activation", "kept", "linear"),
+    [("", False, True), ("", True, True), ("Relu", False, True), ("LeakyRelu", False, True), ("Relu", True, False),
+     ("Sigmoid", False, False), ("Sigmoid", True, False)],
+)  # fmt: skip
+def test_a_layer_is_linear_in_its_weight_unless_an_activation_inside_breaks_that(activation, kept, linear):
+    (layer,) = found("y = Gemm(x, w, b)", w=normal(8, 8), b=normal(8)).layers
+    assert layer.bias is not None
+    layer = replace(layer, activation=activation, bias=replace(layer.bias, kept=kept))
+    assert layer.is_linear == linear
+    assert layer.is_fixed == (kept or not linear)
+    assert replace(layer, by_channel=True).is_fixed
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "left"),
+    [((), (), "aby"), (("a",), (), "a"), (("a", "y"), (), "ay"), ((), ("a",), "by"), ((), ("a", "b"), "y"),
+     (("a", "b"), ("b",), "a")],
+)  # fmt: skip
+def test_layers_are_chosen_by_any_pattern(include, exclude, left):
+    every = found("a = MatMul(x, w) b = MatMul(a, v) y = MatMul(b, u)", w=normal(8, 8), v=normal(8, 8), u=normal(8, 8))
+    chosen = layers.choose(every, include, exclude)
+    assert [layer.output for layer in chosen.layers] == list(left)
+    assert [item.name for item in chosen.skipped] == [name for name in "aby" if name not in left]
+    assert all(item.excluded and item.shape == (8, 8) for item in chosen.skipped)
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_pattern_that_matches_no_layer_is_told_with_its_option(option):
+    every = found("y = MatMul(x, w)")
+    with pytest.raises(LsuvError, match=f"`{option}` 'z' matches no layer; the layers are y"):
+        layers.choose(every, **{"include": (), "exclude": (), option: ["z"]})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Conv(p, q)", "its weight is computed from the input"),
+        ('y = Einsum<equation="ij,jk,kl->il">(x, w, v)', "an Einsum of 3 operands"),
+        ('y = com.microsoft.FusedConv<activation="Relu">(p, k, b, p)', "adds another value inside"),
+        ("c = MatMul(w, v) y = Add(x, c)", "no input of the model reaches it"),
+        ("y = local.MatMul(x, w)", "operators of domain local are not known here"),
+        ("y = MatMulInteger(x, w)", "quantized weights"),
+        ("y = com.microsoft.Attention(x, w)", "Attention is no single matrix product"),
+        ("y = MatMul(x, e)", "its weight is empty"),
+        ("y, h = GRU(p, q, k)", "its weights are computed from the input"),
+        ("y, h = GRU(p, k, k)", "do not fit 3 gates"),
+        ("y, h = GRU(p, w, w)", "do not fit 3 gates"),
+        ("y = Gemm<alpha=0.0>(x, w)", "its alpha is 0"),
+    ],
+)
+def test_reasons_to_leave_a_node_alone(body, reason):
+    tensors = {"w": normal(8, 8), "v": normal(8, 8), "k": normal(8, 8, 1), "b": normal(8), "e": normal(8, 0)}
+    every = found(body, "float[N,8] x, float[N,8,5] p, float[8,8,1] q", **tensors)
+    assert not every.layers
+    assert not every.recurrent
+    assert reason in every.skipped[0].reason
+    assert not every.skipped[0].excluded
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["y = MatMul(x, x)", 'y = Einsum<equation="ij,ij,ij->i">(x, x, x)', "y = com.microsoft.Attention(x, x)",
+     "y = local.Relu(x)", "y, h = com.microsoft.GRU(x, w, w)"],
+)  # fmt: skip
+def test_what_looks_like_no_layer_is_not_mentioned(body):
+    every = found(body)
+    assert not every.layers
+    assert not every.skipped
+    assert not every.recurrent
+
+
+IF = "If(c) <then_branch = t () => (p) {{ p = Identity({0}) }}, else_branch = e () => (q) {{ q = Neg({0}) }}>"
+
+
+def test_a_weight_that_an_if_chooses_is_left_alone_and_a_bias_is_not_looked_at():
+    inputs = "float[N,8] x, bool c"
+    every = found(f"k = {IF.format('w')} y = MatMul(x, k)", inputs)
+    assert "its weight is chosen by If k" in every.skipped[0].reason
+    every = found(f"k = {IF.format('b')} y = Gemm(x, w, k)", inputs, w=normal(8, 8), b=normal(8))
+    (layer,) = every.layers
+    assert layer.bias is not None
+    assert not layer.bias.constant
+
+
+@pytest.mark.parametrize(
+    ("body", "notes"),
+    [
+        ("y = MatMul(x, w)", []),
+        ("n = Neg(w) y = MatMul(x, n)", ["weight folded into one tensor"]),
+        (
+            'y = com.microsoft.FusedGemm<activation="Relu">(x, w)',
+            ["measured after the Relu that is inside the FusedGemm"],
+        ),
+        ("d = Dropout(w, half, yes) y = MatMul(x, d)", ["its weight is dropped at random"]),
+    ],
+)
+def test_notes(body, notes):
+    (layer,) = found(body, w=normal(8, 8), half=np.float32(0.5), yes=np.array(True)).layers
+    assert list(layer.notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("body", "tensors", "is_bias"),
+    [
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(8)}, True),
+        ("m = MatMul(x, w) y = Add(b, m)", {"b": normal(8)}, True),
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(1, 8)}, True),
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(1)}, True),
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(1, 1, 1, 8)}, True),
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(1, 1, 1, 1, 8)}, False),  # more axes than the output may have
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(8, 8)}, False),
+        ("m = MatMul(x, w) y = Add(m, b)", {"b": normal(8, 1)}, False),
+        ("m = MatMul(x, w) y = Sub(m, b)", {"b": normal(8)}, False),
+        ("m = MatMul(x, w) y = local.Add(m, b)", {"b": normal(8)}, False),
+        ("m = MatMul(x, w) y = Add(m, m)", {"b": normal(8)}, False),
+        ("m = MatMul(x, w) y = Add(m, x)", {"b": normal(8)}, False),
+        ("m = MatMul(x, w) n = Neg(m) y = Add(m, b)", {"b": normal(8)}, False),
+        ("m = MatMul(w, x) y = Add(m, b)", {"b": normal(8, 1)}, True),
+        ("m = MatMul(w, x) y = Add(m, b)", {"b": normal(8)}, False),
+    ],
+)
+def test_a_constant_behind_a_layer_that_is_its_bias(body, tensors, is_bias):
+    (layer,) = found(body, w=normal(8, 8), **tensors).layers
+    assert (layer.bias is not None) == is_bias
+    assert layer.output == ("y" if is_bias else "m")
+
+
+def test_a_value_that_is_an_output_keeps_its_constant_apart():
+    (layer,) = found("m = MatMul(x, w) y = Add(m, b)", outputs="m, y", w=normal(8, 8), b=normal(8)).layers
+    assert (layer.bias, layer.output) == (None, "m")
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_bias"), [((6, 1, 1), True), ((1, 6, 1, 1), True), ((6,), False), ((1, 1, 6, 1, 1), False)]
+)
+def test_the_bias_behind_a_convolution(shape, is_bias):
+    every = found("c = Conv(p, k) y = Add(c, b)", "float[N,3,9,9] p", k=normal(6, 3, 3, 3), b=normal(*shape))
+    assert (every.layers[0].bias is not None) == is_bias

@@ -1,5 +1,7 @@
 """Large tensors stay in the file that they came in, and the written bytes are protobuf's own."""
 
+import io
+
 import numpy as np
 import onnx
 import pytest
@@ -136,3 +138,60 @@ def test_unknown_fields_of_every_wire_type_are_skipped(model, extra):
         file = load(data)
         assert len(file.parked) == 3
         assert b"".join(file.chunks()) == onnx.ModelProto.FromString(data).SerializeToString()
+
+
+def test_a_constant_with_more_than_its_value_is_left_to_protobuf(model):
+    constant = model.graph.node[0]
+    assert len(load(model).parked) == 3
+    constant.attribute.append(helper.make_attribute("also", 1))
+    assert len(load(model).parked) == 2
+    del constant.attribute[:]
+    constant.attribute.append(helper.make_attribute("other", numpy_helper.from_array(normal(80, 80))))
+    assert len(load(model).parked) == 2
+
+
+def test_a_result_of_just_two_gibibytes_is_written(model, monkeypatch):
+    whole = model.SerializeToString()
+    monkeypatch.setattr(wire, "LARGEST_MESSAGE", len(whole))
+    assert b"".join(load(model).chunks()) == whole
+    monkeypatch.setattr(wire, "LARGEST_MESSAGE", len(whole) - 1)
+    with pytest.raises(LsuvError, match="2 GiB"):
+        load(model).chunks()
+
+
+@pytest.mark.parametrize(("rows", "parked"), [(64, 1), (63, 0)])
+def test_raw_data_of_16_kibibytes_is_large(rows, parked):
+    graph = onnx.GraphProto(name="g", initializer=[numpy_helper.from_array(normal(rows, 64), "w")])
+    data = helper.make_model(graph).SerializeToString()
+    file = load(data)
+    assert len(file.parked) == parked
+    assert b"".join(file.chunks()) == data
+    np.testing.assert_array_equal(
+        file.array(file.proto.graph.initializer[0]), numpy_helper.to_array(graph.initializer[0])
+    )
+
+
+@pytest.mark.parametrize("field", ["float_data", "external_data", "data_location", "two types", "a packed type"])
+def test_a_tensor_with_something_unusual_is_left_to_protobuf(field):
+    held = numpy_helper.from_array(normal(80, 80), "w")
+    if field == "float_data":
+        held.float_data.append(1.0)
+    elif field == "external_data":
+        held.external_data.add(key="location", value="x")
+    elif field == "data_location":
+        held.data_location = TensorProto.EXTERNAL
+    elif field == "a packed type":
+        held.data_type = TensorProto.INT4
+    data = held.SerializeToString()
+    if field == "two types":
+        data += TensorProto(data_type=TensorProto.FLOAT).SerializeToString()
+    graph = onnx.GraphProto(name="g").SerializeToString() + b"\x2a" + _varint(len(data)) + data
+    whole = b"\x3a" + _varint(len(graph)) + graph
+    message, parked = wire.without_large_tensors(io.BytesIO(whole), len(whole))
+    assert not parked
+    assert message == whole
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])

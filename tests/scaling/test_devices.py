@@ -411,3 +411,38 @@ def test_a_fused_convolution_that_the_device_has_stays_whole():
         w=normal(3, 3, 3, 3),
     )
     assert fused.split(proto, PROVIDERS["cuda"].splits) is proto
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "index"),
+    [("cpu", "cpu", 0), ("CPU", "cpu", 0), ("cuda", "cuda", 0), ("cuda:0", "cuda", 0), ("cuda:3", "cuda", 3),
+     ("webgpu:1234", "webgpu", 1234), ("auto", None, 0)],
+)  # fmt: skip
+def test_what_a_request_names(request_, name, index):
+    provider, found = devices.requested(request_)
+    assert (provider and provider.name) == name
+    assert found == index
+
+
+def test_a_device_is_tried_only_if_nothing_is_known_against_it(monkeypatch):
+    tried = []
+    monkeypatch.setattr(devices, "probe", lambda provider, index: tried.append((provider.name, index)) or "off")
+    rows = {
+        "absent": replace(PROVIDERS["cuda"], name="absent", absent=lambda index: "no card"),
+        "there": replace(PROVIDERS["cuda"], name="there", absent=lambda index: ""),
+        "host": replace(PROVIDERS["cpu"], name="host"),
+    }
+    monkeypatch.setattr(devices, "PROVIDERS", rows)
+    assert [devices.unfit(name, 1) for name in rows] == ["no card", "off", ""]
+    assert tried == [("there", 1)]
+    devices.unfit.cache_clear()
+
+
+def test_the_threads_are_the_cores_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    assert devices.available_threads() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert devices.available_threads() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert devices.available_threads() == 1

@@ -4,6 +4,7 @@ import shutil
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -144,6 +145,34 @@ def test_nothing_is_known_where_inference_fails():
     assert inferred_types(graph, {"x": normal(5, 6)}) == {}
 
 
+def test_memory_that_runs_out_is_no_failure_of_inference(monkeypatch):
+    def full(*given, **more):
+        raise MemoryError
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", full)
+    with pytest.raises(MemoryError):
+        inferred_types(graph_of("g (float[N,6] x) => (y) { y = Neg(x) }"), {"x": normal(5, 6)})
+
+
+def test_constants_of_a_model_of_ir_3_need_not_be_inputs():
+    graph = graph_of("g (float[N,6] x) => (y) { r = Reshape(x, s) y = Neg(r) }", ir=3, s=np.array([-1, 3]))
+    assert dims(inferred_types(graph, {"x": normal(5, 6)})["y"]) == [10, 3]
+
+
+def test_the_samples_of_a_batch_are_those_of_its_longest_input():
+    several = {"x": normal(10, 8), "state": normal(2, 8), "number": np.array(1)}
+    assert memory_needs._samples(several) == 10
+    assert memory_needs._samples({"number": np.array(1)}) == 1
+
+
+def test_a_value_whose_size_nobody_knows_waits_in_unknown_space():
+    text = """g (float[N,8] x) => (z) {
+        a = MatMul(x, u) o = local.Odd(a) b = MatMul(o, v) c = Add(b, a) t = Tanh(c) z = MatMul(t, w) }"""
+    graph, plan = planned(text, {"u": normal(8, 8), "v": normal(8, 8), "w": normal(8, 8)})
+    assert len(plan.stages) == 3
+    assert memory_needs.between_stages(graph, plan, [batch(10)]) is None
+
+
 # Values of stripped tensors that go to a file
 
 
@@ -162,3 +191,13 @@ def test_values_in_a_file_follow_one_another(tmp_path):
     data = (tmp_path / "filled.data").read_bytes()
     assert data == b"".join(array.tobytes() for array in given.values())
     assert [(place.offset, place.length) for place in File.places.values()] == [(0, 20), (20, 20), (40, 20)]
+
+
+def test_a_value_that_no_later_stage_reads_waits_no_longer():
+    """a of 16 numbers waits until the second stage, b of 4 and c of 16 after it: 20 at a time, not 36."""
+    text = """g (float[N,8] x) => (z) {
+        a = MatMul(x, u) t = Tanh(a) b = MatMul(t, v) s = Tanh(b) c = MatMul(s, w) r = Tanh(c) z = MatMul(r, k) }"""
+    tensors = {"u": normal(8, 16), "v": normal(16, 4), "w": normal(4, 16), "k": normal(16, 2)}
+    graph, plan = planned(text, tensors)
+    assert len(plan.stages) == 4
+    assert memory_needs.between_stages(graph, plan, [batch(10)]) == 4 * 10 * 20

@@ -147,3 +147,35 @@ def test_a_bias_that_is_kept_settles_the_scales():
     kept = [replace(x, bias=replace(x.bias, kept=True)) if x.bias else x for x in look.layers.layers]
     assert grouped(stages.cut(look.graph, look.layers.layers)) == [["a", "y"]]
     assert grouped(stages.cut(look.graph, kept)) == [["a"], ["y"]]
+
+
+def test_a_computed_bias_that_is_kept_waits_with_its_layer_and_a_constant_one_does_not():
+    for bias, waits in (("Tanh(x)", True), ("Neg(c)", False)):
+        text = f"g (float[N,8] x) => (y) {{ k = {bias} a = Gemm(x, u, k) t = Tanh(a) y = MatMul(t, v) }}"
+        look = layers_of(graph_of(text, c=normal(8), **square("u", "v")))
+        kept = [replace(x, bias=x.bias and replace(x.bias, kept=True)) for x in look.layers.layers]
+        plan = stages.cut(look.graph, kept)
+        assert grouped(plan) == [["a"], ["y"]]
+        assert set(plan.stages[1].inputs) == ({"a", "k"} if waits else {"a"})
+        assert plan.stages[0].inputs == ("x",)
+
+
+def test_pieces_hold_about_as_many_bytes_as_asked_for():
+    text = "g (float[N,8] x) => (y) { a = MatMul(x, u) b = MatMul(a, v) y = MatMul(b, w) }"
+    look = layers_of(graph_of(text, **square("u", "v", "w")))  # 256 bytes each
+
+    def pieces(limit):
+        return grouped(stages.in_pieces(look.graph, look.layers.layers, limit))
+
+    assert pieces(768) == [["a", "b", "y"]]
+    assert pieces(767) == [["a", "b"], ["y"]]
+    assert pieces(512) == [["a", "b"], ["y"]]
+    assert pieces(511) == [["a"], ["b"], ["y"]]
+    assert pieces(1) == [["a"], ["b"], ["y"]]
+
+
+def test_a_stage_has_at_most_so_many_bytes_of_weights(monkeypatch):
+    body = "a = MatMul(x, u) b = MatMul(a, v) y = MatMul(b, w)"
+    for limit, expected in ((768, [["a", "b", "y"]]), (767, [["a", "b"], ["y"]]), (511, [["a"], ["b"], ["y"]])):
+        monkeypatch.setattr(stages, "STAGE_BYTES", limit)
+        assert grouped(cut(body, **square("u", "v", "w"))) == expected

@@ -11,7 +11,7 @@ from lsuv_cli.errors import ModelError
 from lsuv_cli.model.channels import Channels
 from lsuv_cli.scaling import moments
 from lsuv_cli.scaling.channel_moments import ChannelProbe
-from lsuv_cli.scaling.moments import Probe
+from lsuv_cli.scaling.moments import Probe, Sums
 
 TYPES = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
 
@@ -179,3 +179,34 @@ def test_a_constant_channel_has_no_variance_and_nothing_has_no_moments():
 def test_an_output_without_as_many_channels_as_its_weight():
     with pytest.raises(ModelError, match="'y' has no axis of 4 channels"):
         measured(ChannelProbe("y", "own:", Channels(4, -2)), [normal(6, 3, 5)])
+
+
+# The parts
+
+
+@pytest.mark.parametrize(
+    ("axes", "plane"), [((2, 3), True), ((2,), True), ((-1,), False), ((3,), False), (None, False)]
+)
+def test_a_plane_is_a_channels_positions(axes, plane):
+    assert Probe("y", "p.", axes, 1e-3).is_plane is plane
+
+
+@pytest.mark.parametrize(
+    ("plane", "bias", "group", "axes"),
+    [((64, 64), "", 4096, (2, 3)), ((64, 65), "", 65, (-1,)), ((64, 65), "b", 4160, (2, 3)), ((5,), "", 5, (2, 3))],
+)
+def test_planes_above_4096_elements_are_reduced_row_by_row(plane, bias, group, axes):
+    sized = Probe("y", "p.", (2, 3), 1e-3, bias).over(plane)
+    assert (sized.group, sized.axes) == (group, axes)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "square", "trusted"),
+    [(1.3e-6, 2.0, True), (1.1e-6, 2.0, False), (1.0, 1e-31, False), (1.0, 1e31, False), (1.0, 1e-29, True)],
+)
+def test_the_fast_form_is_trusted_up_to_its_error(accuracy, square, trusted):
+    """n·eps/2·E[y²] beside Var(y): 10·2⁻²⁴·2 beside 1 is 1.2e-6; squares outside 1e-30 to 1e30 are never trusted."""
+    meter = Probe("y", "p.", (1,), accuracy).meter()
+    mean = 10.0 if square == 2.0 else 0.0
+    meter.add(Sums(10, (mean, 10 * square, 0.0), 10.0))
+    assert meter.result().trusted is trusted

@@ -11,9 +11,13 @@ from onnx import ModelProto
 
 from helpers import entry, model, normal, values
 from lsuv_cli import LsuvError, compare, initialize, inspect
+from lsuv_cli.model.prepare import layers_of
+from lsuv_cli.scaling import residuals, stages
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.residuals import Streams, Sum
+from lsuv_cli.target_variances import TargetVariances
 from shell import lsuv
+from working_copies import graph_of
 
 X = normal(96, 16)
 IMAGES = normal(12, 3, 8, 8)
@@ -310,3 +314,72 @@ def test_the_target_of_a_branch_that_is_measured_with_its_stream():
 def test_a_weight_that_ends_several_branches_shares_their_steps():
     place = Sum("s", "s", "x", "z", "y", 1, 1, 4, uses=2)
     assert Streams({}, ())._bounded(place, 1.0, Moments(0, 3.0), Moments(0, 1.0), joint=False) == pytest.approx(0.125)
+
+
+# The search
+
+
+def looked_at(body: str, inputs: str = "float[N,16] x") -> tuple[Any, Any]:
+    tensors = {name: normal(16, 16, seed=k) for k, name in enumerate("uvwk")}
+    text = f"g ({inputs}) => (y) {{ {body} }}"
+    look = layers_of(graph_of(text, **tensors, one=np.ones(16, np.float32)))
+    return look, stages.depths(look.graph, look.layers.layers)
+
+
+def sums_of(body: str) -> list[tuple[str, str, str, int, int, int]]:
+    look, depth = looked_at(body)
+    found = residuals.find(look.graph, look.layers.layers, depth)
+    return [(s.stream, s.branch, s.layer, s.number, s.k, s.n) for s in found]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a = MatMul(x, u) y = Add(x, a)", [("x", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) y = Add(a, x)", [("x", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) y = Sum(x, a)", [("x", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) y = Sum(x, a, x)", []),
+        ("a = MatMul(x, u) s = Add(x, a) b = Tanh(x) y = Sum(b, s, s)", [("x", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) y = Sub(x, a)", []),
+        ("a = MatMul(x, u) y = local.Add(x, a)", []),
+        ("a = MatMul(x, u) y = Add(a, a)", []),
+        ("a = MatMul(x, u) y = Add(a, one)", []),
+        ("a = MatMul(x, u) b = MatMul(x, v) y = Add(a, b)", []),
+        ("a = MatMul(x, u) s = Add(x, a) y = Softmax(s)", []),
+        ("a = MatMul(x, u) s = Add(x, a) y = Relu(s)", [("x", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) r = RandomNormalLike(x) y = Add(a, r)", [("r", "a", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) s = Add(x, a) b = MatMul(s, v) y = Add(s, b)",
+         [("x", "a", "a", 1, 1, 2), ("s", "b", "b", 1, 2, 2)]),
+        ("a = MatMul(x, u) s = Add(x, a) g = Elu(s) b = MatMul(g, v) y = Add(g, b)",
+         [("x", "a", "a", 1, 1, 2), ("g", "b", "b", 1, 2, 2)]),
+        ("a = MatMul(x, u) s = Add(x, a) n = LayerNormalization(s, one) b = MatMul(n, v) y = Add(n, b)",
+         [("x", "a", "a", 1, 1, 1), ("n", "b", "b", 2, 1, 1)]),
+        # A stream goes on through a branch that is less deep than it is.
+        ("a = MatMul(x, u) s = Add(x, a) b = MatMul(x, v) y = Add(b, s)",
+         [("x", "a", "a", 1, 1, 2), ("s", "b", "b", 1, 2, 2)]),
+        # A branch that ends in two layers, in none, or in a sum, has no last layer.
+        ("a = MatMul(x, u) b = MatMul(a, v) m = Mul(a, b) y = Add(x, m)", [("x", "m", "", 1, 1, 1)]),
+        ("a = MatMul(x, u) t = Tanh(a) i = Mul(t, t) y = Add(x, i)", [("x", "i", "a", 1, 1, 1)]),
+        ("a = MatMul(x, u) m = Mul(a, x) y = Add(x, m)", [("x", "m", "", 1, 1, 1)]),
+    ],
+)  # fmt: skip
+def test_streams_and_branches_by_hand(body: str, expected: list[Any]):
+    assert sums_of(body) == expected
+
+
+def test_a_sum_is_bounded_if_its_stream_is_known_before_its_layer_runs():
+    body = "a = MatMul(x, u) s = Add(x, a) b = MatMul(x, v) t = Add(b, s) c = MatMul(t, w) y = Add(t, c)"
+    look, depth = looked_at(body)
+    found = residuals.find(look.graph, look.layers.layers, depth)
+    held = residuals.bounded(found, look.layers.layers, depth, TargetVariances())
+    assert list(held) == ["a", "c"]  # s is as deep as b
+    named = residuals.bounded(found, look.layers.layers, depth, TargetVariances(by_glob=(("a", 2.0),)))
+    assert list(named) == ["c"]
+
+
+def test_branches_that_end_in_one_weight_are_counted():
+    body = "a = MatMul(x, u) s = Add(x, a) b = MatMul(s, u) t = Add(s, b) c = MatMul(t, w) y = Add(t, c)"
+    look, depth = looked_at(body)
+    found = residuals.find(look.graph, look.layers.layers, depth)
+    held = residuals.bounded(found, look.layers.layers, depth, TargetVariances())
+    assert {name: each.uses for name, each in held.items()} == {"a": 2, "b": 2, "c": 1}

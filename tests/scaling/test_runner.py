@@ -96,7 +96,8 @@ def test_weights_are_drawn_ahead_by_workers_once_each():
     look = looked("a = MatMul(x, w) b = MatMul(a, v) y = MatMul(b, w)")
     crew: Any = Crew()
     layers = look.layers.layers
-    assert drawn_ahead(layers, PreInit.ORTHONORMAL, 3, crew) is crew
+    drawn: Any = drawn_ahead(layers, PreInit.ORTHONORMAL, 3, crew)
+    assert drawn is crew
     assert [(draw.name, draw.seed) for draw in crew.draws[0]] == [("w", 3), ("v", 3)]
     assert isinstance(drawn_ahead(layers, PreInit.KEEP, 3, crew), AsUsed)
     assert isinstance(drawn_ahead(layers, PreInit.ORTHONORMAL, 3, None), AsUsed)

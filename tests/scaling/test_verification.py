@@ -301,3 +301,29 @@ def test_a_model_that_takes_one_batch_size_only_is_tried_with_a_whole_batch(monk
     with pytest.raises(ModelError):
         verification.measure(None, None, replace(needs, few=whole))
     assert tried == [{"x": 8, "state": 3}]
+
+
+@pytest.mark.parametrize(
+    ("file", "copy", "more", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], {}, []),
+        ([1.0, 2.0], [1.0, 2.0005], {}, []),
+        ([1.0, 2.0], [1.0, 3.0], {}, "another 'y' than the file itself"),
+        ([1.0, 2.0], [1.0, 3.0], {"random": True}, []),
+        ([1.0, 2.0], [1.0, 3.0], {"trains": True}, []),
+        ([1.0, 2.0], [1.0, 3.0], {"retype": HALF}, []),
+        ([1.0, np.inf], [1.0, 2.0], {}, ["the output 'y' has Inf or NaN on the first samples"]),
+        ([1.0, 2.0], [1.0, np.nan], {}, ["the output 'y' has Inf or NaN on the first samples"]),
+        ([1, 2], [1, 3], {}, []),  # whole numbers are not compared
+        ([1.0, 2.0], None, {}, []),  # a value that the working copy does not have
+        ([], [], {}, []),
+    ],
+)
+def test_the_files_outputs_are_those_of_the_working_copy(file, copy, more, expected):
+    raw = {} if copy is None else {"y": np.asarray(copy)}
+    measuring = SimpleNamespace(**{"raw": raw, "random": False, "trains": False, "retype": {}, "half": False, **more})
+    if isinstance(expected, list):
+        assert verification._Measuring._check_outputs(measuring, {"y": np.asarray(file)}) == expected
+        return
+    with pytest.raises(ModelError, match=expected):
+        verification._Measuring._check_outputs(measuring, {"y": np.asarray(file)})
