@@ -14,6 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from growth import assert_memory_does_not_grow
+
 pytest.importorskip("resource", reason="the peak is read by wait4, which Windows does not have")
 
 LAYERS = 14
@@ -93,6 +95,11 @@ def test_the_peak_is_bounded_by_the_size_of_the_file(models, command, most):
     small, large = models
     beyond = peak(large, command) - peak(small, command)
     assert beyond <= most * large.stat().st_size
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's own memory is read in /proc")
+def test_the_peak_does_not_grow_with_the_number_of_stages(tmp_path):
+    assert_memory_does_not_grow(tmp_path, "alone")
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["room for temporary files", "no room"])

@@ -156,7 +156,7 @@ class _Measuring:
         self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
-        self.raw: dict[str, Array] = {}  # layer or graph output -> value for the few samples, unoptimized
+        self.raw: dict[str, Array] = {}  # output of the model -> value for the few samples, unoptimized
         self.histograms: dict[str, Histogram] = {}  # of layer outputs for the few samples, if asked for
 
     def run(self, outputs: Mapping[str, Array]) -> ModelMoments:
@@ -180,7 +180,8 @@ class _Measuring:
         sums = self._sums(stage)
         wanted = [*(x.output for x in stage.layers), *sums, *(self.compared if len(self.plan.stages) == 1 else ())]
         sounded = self._sounded(stage, wanted)
-        self.raw |= sounded
+        # Copies, and of the model's outputs alone: an array of onnxruntime's keeps the memory of its session.
+        self.raw |= {name: sounded[name].copy() for name in self.compared if name in sounded}
         for layer in stage.layers if self.wanted.details else ():
             if (histogram := Histogram.of(sounded[layer.output])) is not None:
                 self.histograms[layer.output] = histogram

@@ -16,7 +16,7 @@ import pytest
 from helpers import model, normal, variances
 from lsuv_cli import initialize
 from lsuv_cli.errors import LsuvError
-from lsuv_cli.scaling import algorithm, runner, shares
+from lsuv_cli.scaling import algorithm, runner, running_weights, shares
 from lsuv_cli.scaling.frontier import Frontier
 
 # What a layer runs as, after onnxruntime's own fusions; a convolution in its blocked layout is still a Conv.
@@ -286,7 +286,7 @@ def test_a_stages_weights_are_gone_when_the_next_stages_are_made(monkeypatch):
     """Else two stages' weights are in memory at a time."""
     made: list[weakref.ref[Any]] = []
     alive_before = []
-    real = algorithm.running_weight
+    real = running_weights.running_weight
 
     def counted(*given: Any) -> Any:
         alive_before.append(sum(reference() is not None for reference in made))

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
+from growth import assert_memory_does_not_grow
 from helpers import normal
 from lsuv_cli import compare, initialize, inspect, measure
 from shell import LSUV
@@ -176,31 +177,9 @@ def test_each_layer_runs_once_to_be_scaled_and_once_to_be_verified(name, tmp_pat
     assert count == (2 * batches + FEW) * layers + again
 
 
-def driver_peak(directory: Path, depth: int, size: int) -> tuple[int, int]:
-    """The stages of a run with two workers, and the most bytes that were the driver's own."""
-    onnx.save(tanhs(depth, size), directory / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
-    np.save(directory / "c.npy", normal(16, size))
-    words = [sys.executable, str(Path(__file__).parent / "driver_memory.py"), "m.onnx", "c.npy"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    stages, peak = map(int, done.stdout.split())
-    return stages, peak
-
-
 def test_the_drivers_memory_stays_at_a_stages_weights(tmp_path):
-    """Stages of 16 MiB, a weight each: five times as many weights take no more memory on the driver."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install .[ray])")
-    found = {}
-    for depth, size in ((1, 16), (3, 2048), (15, 2048)):
-        directory = tmp_path / f"{depth}"
-        directory.mkdir()
-        stages, found[depth] = driver_peak(directory, depth, size)
-        assert stages == depth
-    stage = 2048 * 2048 * 4
-    assert found[15] - found[3] < stage / 2
-    # The weight as it was drawn and as it runs; in verification, as it is in the file and in onnxruntime's layout.
-    assert found[15] - found[1] < 2.75 * stage
+    assert_memory_does_not_grow(tmp_path, "workers")
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once_and_in_one_line(tmp_path):
