@@ -160,7 +160,7 @@ class Tests:
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
         specific = sorted(quick, key=lambda test: (self.size[test], test))
         chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
-        own = [test for test in specific if f"test_{stem}." in test][:100]
+        own = [test for test in specific if f"test_{stem}." in test][:300]
         chosen += [test for test in dict.fromkeys([*own, *specific[:20]]) if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
