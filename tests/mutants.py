@@ -160,7 +160,7 @@ class Tests:
         words = [w for w in map(_word, ast.walk(mutant.place.before)) if len(w) > 2]
         specific = sorted(quick, key=lambda test: (self.size[test], test))
         chosen = [test for test in specific if any(word in self.text(test) for word in words)][:20]
-        own = [test for test in specific if f"test_{stem}." in test][:100]
+        own = [test for test in specific if f"test_{stem}." in test][:300]
         chosen += [test for test in dict.fromkeys([*own, *specific[:20]]) if test not in chosen]
         for test in sorted(quick, key=lambda test: (self.known[test]["seconds"], test)):
             files[test.partition("::")[0]].append(test)
@@ -481,13 +481,13 @@ def main() -> int:
         command.add_argument("results", type=Path)
         command.add_argument("--only", nargs="*", default=[], help="modules, by a part of their name")
     options = parser.parse_args()
-    for name in ("map", "results"):
-        if hasattr(options, name):
-            setattr(options, name, getattr(options, name).resolve())
+    given = {name: getattr(options, name) for name in ("map", "results") if hasattr(options, name)}
+    for name, path in given.items():
+        setattr(options, name, path.resolve())
     if options.command == "report":
         report(options)
     elif os.environ.get("LSUV_MUTANTS") != "copy":
-        return in_a_copy([str(x.resolve()) if isinstance(x, Path) else x for x in sys.argv[1:]])
+        return in_a_copy([str(Path(word).resolve()) if Path(word) in given.values() else word for word in sys.argv[1:]])
     elif options.command == "map":
         return int(pytest.main([*options.tests, "-p", "no:cacheprovider"], plugins=[Recorder(options.map)]))
     else:
