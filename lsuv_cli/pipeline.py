@@ -197,7 +197,7 @@ class Job:
 
     def expose(self, target: Target | None) -> Exposed:
         """Add the layers' outputs to the graph's outputs, and write the model."""
-        graph, _ = self._flat(None)
+        graph, _ = self._flat(graphs.build(self.file.proto, self.file), None)
         look = prepare.layers_of(graph)
         chosen = self.settings.include, self.settings.exclude
         selected = layers.choose(look.layers, *chosen)
@@ -284,10 +284,9 @@ class Job:
     def _open(self) -> _Run:
         """The first look at the model, the data that fits it, and the device."""
         device = devices.open_device(self.settings.device, self._threads)
-        data = None
-        if self.data is not None:
-            data = self._calibration(graphs.build(self.file.proto, self.file))
-        graph, branches = self._flat(self._pass("branches", data, device) if data else None)
+        first = graphs.build(self.file.proto, self.file)
+        data = self._calibration(first) if self.data is not None else None
+        graph, branches = self._flat(first, self._pass("branches", data, device) if data else None)
         self.warnings += which.undecided(graph) if data else []
         look = prepare.layers_of(graph)
         fitting = _fitting(look, data, device) if data else None
@@ -295,10 +294,9 @@ class Job:
             self.crew.share_out(fitting.batches, fitting.files)
         return _Run(look, branches, fitting, device)
 
-    def _flat(self, needs: Pass | None) -> tuple[Graph, dict[str, bool]]:
+    def _flat(self, graph: Graph, needs: Pass | None) -> tuple[Graph, dict[str, bool]]:
         """The working copy, with the branch of each If that all data takes in its place, and those branches."""
         branches: dict[str, bool] = {}
-        graph = graphs.build(self.file.proto, self.file)
         # A taken branch may have another If inside, hence the loop.
         while more := {k: taken for k, taken in which.taken(graph, needs).items() if k not in branches}:
             branches |= more

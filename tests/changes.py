@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -44,12 +44,21 @@ def _without_weights(function: onnx.FunctionProto) -> onnx.FunctionProto:
     """A function without the numbers of its float constants that have axes: weights and biases may be among them."""
     copy = onnx.FunctionProto()
     copy.CopyFrom(function)
-    for node in copy.node:
-        for held in node.attribute if node.op_type == "Constant" else ():
-            if held.t.dims and held.t.data_type in FLOATS:
-                numbers = onnx.TensorProto(dims=held.t.dims, data_type=held.t.data_type, name=held.t.name)
-                held.t.CopyFrom(numbers)
+    for tensor in _numbers(copy.node):
+        if tensor.dims and tensor.data_type in FLOATS:
+            tensor.CopyFrom(onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name))
     return copy
+
+
+def _numbers(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """The tensors of Constant nodes and of branches."""
+    for node in nodes:
+        for held in node.attribute:
+            if node.op_type == "Constant" and held.HasField("t"):
+                yield held.t
+            if held.HasField("g"):
+                yield from held.g.initializer
+                yield from _numbers(held.g.node)
 
 
 def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

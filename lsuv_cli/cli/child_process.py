@@ -148,17 +148,22 @@ def _own_stderr() -> None:
 
 
 def _verdict(status: int, complain: Callable[[str], None]) -> int:
-    """The exit code for the child's wait status; complain in one line if a signal ended the child."""
+    """The exit code for the child's wait status; complain in one line if a signal or a library ended the child."""
     temporary.remove_announced()
-    if os.WIFEXITED(status):
+    standing = interruption.standing()
+    if os.WIFEXITED(status) and standing.told:
         return os.WEXITSTATUS(status)
-    number, standing = os.WTERMSIG(status), interruption.standing()
     if standing.exit_code is not None and standing.told:
         return standing.exit_code
     _tidy_terminal()
+    number = os.WTERMSIG(status)
+    how = f"exit code {os.WEXITSTATUS(status)} of a library" if os.WIFEXITED(status) else signal.strsignal(number)
     if standing.exit_code is not None:
-        complain(f"stopped ({signal.strsignal(number)}) after {standing.so_far}; it is complete and verified")
+        complain(f"stopped ({how}) after {standing.so_far}; it is complete and verified")
         return standing.exit_code
+    if os.WIFEXITED(status):  # Ray ends its driver when its own processes are gone
+        complain(f"a library ended the run, without a reason ({how}); {standing.so_far}")
+        return int(ExitCode.BAD_REQUEST)
     if number in POLITE:
         complain(f"interrupted; {standing.so_far}")
         return int(ExitCode.INTERRUPTED)

@@ -112,7 +112,9 @@ def _address_here() -> str:
     for words in map(_words, keeper.processes()):
         if words[0].endswith("/raylet"):
             is_private = any(f"/{PREFIX}" in word for word in words)
-            found[is_private] |= {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
+            found[is_private] |= {
+                word.partition("=")[2] for word in words if word.lstrip("-").startswith("gcs-address=")
+            }
     if os.environ.get("RAY_ADDRESS") or not found[True]:
         return "auto"
     if not found[False]:
@@ -143,16 +145,23 @@ def _init(ray: Any, **how: Any) -> None:
     """Start or join Ray; its handler of SIGTERM, which would end the process with another exit code, is taken back."""
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in POLITE} if is_main else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an error is told in one line
-        ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
+    is_asked_to_stop = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an error is told in one line
+            ray.init(logging_level=logging.CRITICAL, log_to_driver=False, **how)
+    except SystemExit:  # of Ray's handler
+        is_asked_to_stop = True
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # not set from Python, so it cannot be put back
+                signal.signal(number, handler)
+    if is_asked_to_stop:
+        signal.raise_signal(signal.SIGTERM)
     # Ray tells of lost nodes and workers on standard output, which is for results; the crew warns of them itself.
     worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda *_, **__: None
-    for number, handler in handlers.items():
-        if handler is not None:  # not set from Python, so it cannot be put back
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ def contents(folder):
         ("os.abort()", "Aborted"),
         ("os.kill(os.getpid(), signal.SIGFPE)", "Floating point exception"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "memory ran out"),
+        ("os._exit(1)", "exit code 1 of a library"),
+        ("os._exit(0)", "exit code 0 of a library"),
     ],
 )
 def test_a_crash_gives_one_line_and_leaves_nothing(folder, how, said):
@@ -69,7 +71,7 @@ def test_a_crash_gives_one_line_and_leaves_nothing(folder, how, said):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    assert err.startswith("lsuv: the run ")
+    assert err.startswith(("lsuv: the run ", "lsuv: a library ended the run"))
     assert said in err
     assert err.count("\n") == 1
     assert contents(folder) == before

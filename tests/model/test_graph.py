@@ -345,11 +345,13 @@ def test_an_equation_that_is_none_is_refused(node, refused):
 def test_operators_of_old_sets_are_written_as_opset_7_has_them(opset):
     text = """g (float[N,8] x) => (y) { r = Relu<consumed_inputs=[0]>(x) d = Dropout<is_test=1, ratio=0.5>(r)
         s = Reshape<shape=[-1,4]>(d) y = local.Odd<is_test=1>(s) }"""
+    if opset == 7:  # there the shape is an input, and a Reshape without it is refused
+        text = text.replace("Reshape<shape=[-1,4]>(d)", "Identity(d)")
     graph = graph_of(text, opset=opset)
     assert graph.opset() == 7
     found = [[a.name for a in node.attribute] for node in graph.nodes]
     if opset == 7:
-        assert found == [["consumed_inputs"], ["is_test", "ratio"], ["shape"], ["is_test"]]
+        assert found == [["consumed_inputs"], ["is_test", "ratio"], [], ["is_test"]]
         return
     assert found == [[], ["ratio"], [], ["is_test"]]
     reshape = graph.nodes[2]

@@ -26,6 +26,8 @@ def running(monkeypatch: pytest.MonkeyPatch, *servers: tuple[str, str]) -> Itera
             words = ["/ray/raylet", *SLEEP, f"--gcs-address={address}", f"--log_dir={directory}"]
             process = stack.enter_context(subprocess.Popen(words, executable=sys.executable))
             stack.callback(process.kill)
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # a process that begins has no words yet
+                pass
             started.append(process.pid)
         monkeypatch.setattr(keeper, "processes", lambda: dict.fromkeys(started, (1, 1)))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
