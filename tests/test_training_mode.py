@@ -127,3 +127,30 @@ def test_a_weight_that_is_drawn_is_left_alone():
     result = initialize(proto, X)
     assert "drawn at random" in entry(result, "y").notes[0]
     assert entry(result, "z").status == "ok"
+
+
+# Running statistics of a BatchNormalization in training mode
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "FLOAT"])
+@pytest.mark.parametrize("old", ["m", "i", "h"])
+def test_a_layer_that_reads_running_statistics_has_what_unoptimized_onnxruntime_gives(kind, old):
+    """A session keeps statistics from one batch for the next if a float32 tensor holds them, and only then."""
+    of = {"FLOAT16": np.float16, "FLOAT": np.float32}[kind]
+    tensors = {
+        name: np.array(of_two, of) for name, of_two in {"s": [1, 1], "b": [0, 0], "m": [1, 2], "v": [1, 1]}.items()
+    }
+    x = np.concatenate([normal(4, 2, 3) * 3, normal(1, 2, 3) + 5]).astype(of)
+    text = (
+        "i = Identity(m) h = Add(m, m) a, t, u = BatchNormalization<training_mode=1>(x, s, b, OLD, v) y = MatMul(t, w)"
+    )
+    text = "g (float[N,2,3] x) => (a, y) { " + text.replace("OLD", old) + " }"
+    proto = model(text, opset=17, w=normal(2, 2).astype(of), **tensors)
+    proto.graph.input[0].type.tensor_type.elem_type = getattr(onnx.TensorProto, kind)
+    result = initialize(proto, x, batch_size=4, device="cpu")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(result.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = np.stack([session.run(["y"], {"x": batch})[0] for batch in (x[:4], x[4:])]).astype(np.float64)
+    assert entry(result, "y").status == "ok"
+    assert abs(found.var() - 1) < 0.011

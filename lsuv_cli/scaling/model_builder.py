@@ -17,12 +17,15 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from lsuv_cli.model.file import is_elsewhere
 from lsuv_cli.model.flatten import inner_graphs, nodes_inside
-from lsuv_cli.model.graph import SHAPE_BYTES, Graph
+from lsuv_cli.model.graph import SHAPE_BYTES, Graph, attribute
 from lsuv_cli.model.random_ops import is_random, seeded
 from lsuv_cli.scaling.moments import Moments
 from lsuv_cli.scaling.precision import Retype, retyped_node
 
 Array = NDArray[Any]
+
+# Operators whose output onnxruntime keeps in the memory of their input.
+SAME_MEMORY = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 class Meter(Protocol):
@@ -83,6 +86,7 @@ class ModelBuilder:
         self.sparse: list[onnx.SparseTensorProto] = []
         self.tensors: dict[str, Array] = {}
         self.known: set[str] = set()
+        self.put_out: list[str] = []  # values that nobody reads, but that onnxruntime must not write over others
 
     def own(self, kind: str, value: str) -> str:
         """The name of a value that the tool adds, of some kind and derived from a value of the graph."""
@@ -127,11 +131,27 @@ class ModelBuilder:
             copied.output[:] = [self.own("wide", name) if name in narrow else name for name in node.output]
             node = copied
         self.nodes.append(node)
+        if node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0) and not self.keeps(node):
+            self.put_out += filter(None, node.output[1:])
         for name in narrow:
             kind = self.rounded[name]
             cast = helper.make_node("Cast", [self.own("wide", name)], [self.own("narrow", name)], to=kind)
             back = helper.make_node("Cast", [self.own("narrow", name)], [name], to=self.retype[kind])
             self.nodes += [cast, back]
+
+    def keeps(self, node: NodeProto) -> bool:
+        """Whether unoptimized onnxruntime keeps a BatchNormalization's new running statistics for the next batch.
+
+        It writes them over the old ones, unless they are put out. That lasts if the old ones are a tensor in float32,
+        or the same memory under another name; in half precision they are cast anew for each batch, and what other nodes
+        make is made anew as well. An optimizer, or our own replacement of types, would make a float32 tensor of them.
+        """
+        for name in node.input[3:5]:
+            while name in self.graph.producer and self.graph.nodes[self.graph.producer[name]].op_type in SAME_MEMORY:
+                name = self.graph.nodes[self.graph.producer[name]].input[0]
+            if name not in self.graph.tensors or self.graph.tensors[name].data_type != TensorProto.FLOAT:
+                return False
+        return True
 
     def need(self, name: str) -> None:
         """Add a constant that a node reads, or the nodes that compute it from other constants."""
@@ -199,7 +219,7 @@ class ModelBuilder:
             stub.external_data.add(key="location", value="in-memory")
         # onnxruntime infers the type of an output that has only a name.
         fetched = [*outputs, *(name for each in measurements for name in each.fetches)]
-        graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetched)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys((*fetched, *self.put_out)))
         model = onnx.ModelProto(ir_version=max(self.graph.ir_version, 4), graph=graph)
         model.opset_import.extend(self.graph.opsets)
         model.functions.extend(self.graph.functions)
