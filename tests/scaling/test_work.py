@@ -255,9 +255,10 @@ def test_a_batch_that_cannot_fit_is_refused_with_a_size_that_may(monkeypatch):
     data = normal(1000, 16)
     monkeypatch.setattr(runner, "available_memory", lambda: 10_000_000)
     # The second layer's input alone takes 1000 x 4096 x 4 bytes = 16 MB.
-    with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*`batch_size=305`"):
+    # A session takes about six times a layer's input and output: 6 x (16 + 4096) x 4 bytes = 98.7 kB for a sample.
+    with pytest.raises(LsuvError, match=r"a batch of 1000 needs at least 16 MB .* layer a, .*`batch_size=101`"):
         initialize(net, data, device="cpu", batch_size=1000)
-    report = initialize(net, data, device="cpu", batch_size=305).report
+    report = initialize(net, data, device="cpu", batch_size=101).report
     assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
 
 
@@ -267,7 +268,8 @@ def test_a_batch_size_that_nobody_asked_for_is_made_to_fit(monkeypatch):
     data = normal(1000, 16)
     monkeypatch.setattr(runner, "available_memory", lambda: 10_000_000)
     report = initialize(net, data, device="cpu").report
-    assert report.batches == 4  # of 305 samples at most
+    # (10 MB - 16 x 4096 x 4 bytes of weights) / 98.7 kB for a sample = 98
+    assert report.batches == 11
     assert report.samples == 1000
     assert all(abs(layer.variance - 1) < 1e-3 for layer in report.layers)
     with pytest.raises(LsuvError, match=r"a batch of 1000 needs"):
