@@ -167,6 +167,20 @@ def test_a_tensor_put_into_a_file(tmp_path):
     np.testing.assert_array_equal(numpy_helper.to_array(held, str(tmp_path)), normal(4, 4))
 
 
+@pytest.mark.parametrize("values", ["float_data", "raw_data"])
+def test_a_tensor_put_into_a_file_has_its_values_there_alone(tmp_path, values):
+    proto = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=np.ones((4, 4), "f"))
+    (held,) = proto.graph.initializer
+    if values == "float_data":
+        held.CopyFrom(helper.make_tensor("w", TensorProto.FLOAT, [4, 4], np.ones(16)))
+    file = load(proto)
+    (held,) = file.proto.graph.initializer
+    file.put(held, Range(tmp_path / "made.bin", 0, 64))
+    assert {field.name for field, _ in held.ListFields()} == {
+        "name", "dims", "data_type", "data_location", "external_data"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("dims", "fits"), [([3], True), ([0], True), ([1 << 48], True), ([(1 << 48) + 1], False), ([-1], False)]
 )

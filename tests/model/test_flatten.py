@@ -1,6 +1,8 @@
 # mypy: disable-error-code="union-attr,arg-type"
 """The flat list of nodes: values of Constant nodes, names of bodies, functions that are counted and not written out."""
 
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -125,6 +127,65 @@ def test_bodies_are_nested_to_a_bound(monkeypatch):
     assert len(flatten.flatten(nested(4), {}).nodes) == 16
     with pytest.raises(ModelError, match="nested more than 4 deep at 'y/"):
         flatten.flatten(nested(5), {})
+
+
+def test_functions_that_call_one_another_without_end_are_refused_in_one_line():
+    """Deeper than Python itself can call."""
+    deep = nested(3 * sys.getrecursionlimit())
+    with pytest.raises(ModelError, match="nested more than 100 deep"):
+        flatten.flatten(deep, {})
+
+
+def ifs(depth):
+    """Ifs within Ifs, and the branches that they take."""
+    value, flag = (helper.make_tensor_value_info(*each) for each in (("", 1, [2]), ("c", TensorProto.BOOL, [])))
+
+    def graph(k):
+        out = onnx.ValueInfoProto()
+        out.CopyFrom(value)
+        out.name = f"y{k}"
+        if k == depth:
+            return helper.make_graph([helper.make_node("Neg", ["x"], [out.name])], "g", [], [out])
+        other = helper.make_graph(
+            [helper.make_node("Abs", ["x"], [f"e{k}"])], "e", [], [onnx.ValueInfoProto(name=f"e{k}")]
+        )
+        node = helper.make_node("If", ["c"], [out.name], then_branch=graph(k + 1), else_branch=other)
+        return helper.make_graph([node], "g", [], [out])
+
+    main = graph(0)
+    main.input.extend([helper.make_tensor_value_info("x", 1, [2]), flag])
+    # The first output of an If inside an If is not the outer one's: an Identity makes that.
+    names, name = {}, "y0"
+    for k in range(depth):
+        names[name] = True
+        name = f"{name}/y{k + 1}"
+    return helper.make_model(main, opset_imports=[helper.make_opsetid("", 18)]), names
+
+
+def test_branches_are_nested_to_a_bound(monkeypatch):
+    monkeypatch.setattr(flatten, "DEEPEST", 4)
+    found = flatten.flatten(*ifs(4))
+    assert [node.op_type for node in found.nodes] == ["Neg", "Identity", "Identity", "Identity"]
+    with pytest.raises(ModelError, match="nested more than 4 deep at 'y0/"):
+        flatten.flatten(*ifs(5))
+
+
+def test_the_outputs_of_a_branch_that_is_taken():
+    """One of its nodes makes each output, unless the branch puts a value out twice or makes none of it."""
+    proto = model(
+        """g (float[2] x, bool c) => (p, q, r, s) {
+        p, q, r, s = If (c) <
+            then_branch = t () => (float[2] a, float[2] b, float[2] a, float[2] x) { a = Neg(x) b = Abs(x) },
+            else_branch = e () => (float[2] d, float[2] d, float[2] d, float[2] d) { d = Relu(x) }> }"""
+    )
+    found = flatten.flatten(proto, {"p": True}).nodes
+    assert [(node.op_type, *node.input, *node.output) for node in found] == [
+        ("Neg", "x", "p/a"),
+        ("Abs", "x", "q"),
+        ("Identity", "p/a", "p"),
+        ("Identity", "p/a", "r"),
+        ("Identity", "x", "s"),
+    ]
 
 
 # Nodes that look like layers

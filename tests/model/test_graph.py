@@ -344,18 +344,21 @@ def test_an_equation_that_is_none_is_refused(node, refused):
 @pytest.mark.parametrize("opset", [6, 7])
 def test_operators_of_old_sets_are_written_as_opset_7_has_them(opset):
     text = """g (float[N,8] x) => (y) { r = Relu<consumed_inputs=[0]>(x) d = Dropout<is_test=1, ratio=0.5>(r)
-        s = Reshape<shape=[-1,4]>(d) y = local.Odd<is_test=1>(s) }"""
-    if opset == 7:  # there the shape is an input, and a Reshape without it is refused
-        text = text.replace("Reshape<shape=[-1,4]>(d)", "Identity(d)")
+        y = local.Odd<is_test=1>(d) }"""
     graph = graph_of(text, opset=opset)
     assert graph.opset() == 7
     found = [[a.name for a in node.attribute] for node in graph.nodes]
-    if opset == 7:
-        assert found == [["consumed_inputs"], ["is_test", "ratio"], [], ["is_test"]]
-        return
-    assert found == [[], ["ratio"], [], ["is_test"]]
-    reshape = graph.nodes[2]
+    assert found == [[["consumed_inputs"], ["is_test", "ratio"], ["is_test"]], [[], ["ratio"], ["is_test"]]][opset == 6]
+
+
+def test_a_shape_in_an_attribute_is_written_as_an_input():
+    """As opset 5 has it; before, in opset 4, Reshape had one input."""
+    graph = graph_of("g (float[N,8] x) => (y) { s = Reshape<shape=[-1,4]>(x) y = Relu(s) }", opset=4)
+    reshape = graph.nodes[0]
+    assert not reshape.attribute
     np.testing.assert_array_equal(graph.array(reshape.input[1]), [-1, 4])
+    with pytest.raises(ModelError, match=r"node 's' \(Reshape\) has 1 of at least 2 inputs"):
+        graph_of("g (float[N,8] x) => (y) { s = Reshape<shape=[-1,4]>(x) y = Relu(s) }", opset=7)
 
 
 def test_the_parts_of_a_constant_expression():
@@ -386,6 +389,23 @@ def test_constants_that_are_not_worked_out(monkeypatch):
     odd = graph_of("g (float[N,8] x) => (y) { k = local.Odd(a) y = Add(x, k) }", a=normal(1))
     with pytest.raises(Unknown, match="computed by Odd, which cannot be folded"):
         odd.evaluate("k")
+
+
+def test_a_constant_behind_a_body_is_not_worked_out():
+    """Neither the body's output nor what other operators make of it."""
+    graph = graph_of(
+        """g (float[N,8] x) => (y) {
+        n = Neg(a)
+        z = If(c) <then_branch = t () => (p) { p = Neg(n) }, else_branch = e () => (o) { o = Abs(n) }>
+        k = Mul(z, z) y = Add(x, k) }""",
+        a=normal(8), c=np.array(True),
+    )  # fmt: skip
+    assert {"n", "z", "k"} <= graph.constant
+    for name in "zk":
+        with pytest.raises(Unknown, match=r"If.*, which is not worked out beforehand"):
+            graph.evaluate(name)
+        assert graph.known(name) is None
+    np.testing.assert_array_equal(graph.evaluate("n"), -normal(8))
 
 
 def test_constant_random_and_varying_values():

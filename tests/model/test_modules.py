@@ -7,7 +7,7 @@ from onnx import helper
 from helpers import model, normal, square, values
 from lsuv_cli import initialize
 from lsuv_cli.model.constants import readers_of
-from lsuv_cli.model.modules import SCOPES, Modules, parameters, spelled_out
+from lsuv_cli.model.modules import SCOPES, Modules, _scope, parameters, spelled_out
 from working_copies import graph_of
 
 
@@ -71,6 +71,14 @@ def test_paths_that_scopes_spell_out():
     assert spelled_out(["d1", "d1.0", "fc"]) == "d1.0.fc"
     assert spelled_out(["d", "d1", "fc"]) == "d.d1.fc"
     assert spelled_out([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("fc", "fc"), ("a.fc", "fc"), ("a.0", "a.0"), ("b.a.0.1", "a.0.1"), ("0.fc", "fc"), ("0", "0"), ("0.1", "0.1")],
+)
+def test_the_scope_of_a_module(path, expected):
+    assert _scope(tuple(path.split("."))) == expected
 
 
 # Who reads a tensor

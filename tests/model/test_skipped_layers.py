@@ -93,6 +93,16 @@ def test_a_layer_that_no_input_reaches_is_left_alone():
     assert (tensor(result.model, "a") == tensor(before, "a")).all()
 
 
+def test_a_product_of_constants_to_which_an_input_is_added_has_no_weight_either():
+    before = model(
+        "g (float[8,4] x) => (float[8,4] y) { c = Gemm(a, b, x) y = MatMul(c, w) }",
+        a=normal(8, 8), b=normal(8, 4), w=normal(4, 4),
+    )  # fmt: skip
+    result = initialize(before, normal(8, 4), batch_size="all")
+    assert entry(result, "c").notes[0] == "no input of the model reaches it"
+    assert unchanged_but(before, result.model, "w")
+
+
 def test_a_model_without_layers_is_refused_in_one_line():
     with pytest.raises(ModelError, match="has no layer that can be initialized"):
         initialize(model("g (float[N,8] x) => (float[N,8] y) { y = Relu(x) }"), normal(4, 8))

@@ -1,14 +1,16 @@
 """What stripping takes out and keeps, and what it warns about."""
 
 import numpy as np
+import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from helpers import model, normal
-from lsuv_cli.errors import LsuvError
+from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model.file import load
-from lsuv_cli.model.stripping import strip
+from lsuv_cli.model.file import is_stripped, load
+from lsuv_cli.model.roles import Role
+from lsuv_cli.model.stripping import QUANTIZED, STRIPPABLE, role_of, strip
 
 
 def stripped(text, keep=(), larger_than=1, change=None, **tensors):
@@ -60,13 +62,30 @@ def test_many_integers_are_told(count, warns):
     assert not done.warnings
 
 
-@pytest.mark.parametrize(("domain", "count", "goes"), [("odd", 16, False), ("odd", 17, True), ("ai.onnx.ml", 1, False),
-                                                      ("ai.onnx.ml", 2, True)])  # fmt: skip
-def test_lists_of_numbers_are_stripped(domain, count, goes):
+@pytest.mark.parametrize(
+    ("domain", "count", "larger_than", "taken", "kept"),
+    [
+        ("odd", 16, 1, False, False),  # no learned numbers
+        ("odd", 17, 1, True, False),
+        ("odd", 17, 17, False, True),
+        ("ai.onnx.ml", 1, 1, False, False),
+        ("ai.onnx.ml", 2, 1, True, False),
+        ("ai.onnx.ml", 2, 2, False, True),
+    ],
+)
+def test_lists_of_learned_numbers_are_stripped_like_tensors(domain, count, larger_than, taken, kept):
     node = helper.make_node("Odd", ["x"], ["z"], domain=domain, numbers=[1.5] * count)
-    done, file = stripped(LINEAR, change=lambda proto: proto.graph.node.append(node), w=normal(4, 4), b=normal(4))
-    assert list(file.proto.graph.node[-1].attribute[0].floats) == ([] if goes else [1.5] * count)
-    assert ("z.numbers" in done.roles) == goes
+
+    def change(proto):
+        proto.graph.node.append(node)
+
+    done, file = stripped(LINEAR, (), larger_than, change, w=normal(5, 5), b=normal(5))
+    assert ("z.numbers" in done.roles, "z.numbers" in done.kept) == (taken, kept)
+    assert len(file.proto.graph.node[-1].attribute[0].floats) == (0 if taken else count)
+    assert done.bytes == 4 * (25 + 5 * (larger_than < 5) + count * taken)
+    if taken:
+        done, _ = stripped(LINEAR, ["z.*"], larger_than, change, w=normal(5, 5), b=normal(5))
+        assert "z.numbers" in done.kept
 
 
 def test_a_constants_list_becomes_a_tensor_without_values():
@@ -84,3 +103,48 @@ def test_graphs_for_training_are_removed():
     done, file = stripped(LINEAR, change=lambda proto: proto.training_info.add(), w=normal(4, 4), b=normal(4))
     assert not file.proto.training_info
     assert any("graphs for training" in warning for warning in done.warnings)
+
+
+WIDE_INTEGERS = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING", "UNDEFINED"}
+FULL_FLOATS = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "COMPLEX64", "COMPLEX128"}
+
+
+@pytest.mark.parametrize("kind", TensorProto.DataType.keys())
+def test_every_type_that_onnx_has(kind):
+    """Floats and what has 8 and fewer bits are stripped, the latter as quantized weights; other integers stay."""
+    code = TensorProto.DataType.Value(kind)
+    assert (code in STRIPPABLE) == (kind not in WIDE_INTEGERS)
+    assert (code in QUANTIZED) == (kind not in WIDE_INTEGERS | FULL_FLOATS)
+    expected = Role.QUANTIZED if code in QUANTIZED else Role.TABLE
+    held = TensorProto(name="t", data_type=code, dims=[3])
+    assert role_of(held, Role.TABLE) is expected
+    assert role_of(held, Role.BIAS) is Role.BIAS
+    assert role_of(held, Role.STRUCTURE) is Role.STRUCTURE
+
+
+def test_single_numbers_are_not_listed_as_kept():
+    text = "g (float[N,4] x) => (y) { m = MatMul(x, w) s = Mul(m, k) y = Add(s, p) }"
+    done, _ = stripped(text, larger_than=20, w=normal(4, 4), k=normal(1), p=normal(2, 1)[0, 0])
+    assert (done.kept, done.roles) == (["w"], {})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_tensors_whose_file_is_missing(tmp_path, dtype):
+    """Floats are as good as stripped; of integers nobody knows what they were."""
+    numbers = np.arange(16).astype(dtype)
+    text = "g (float[N,4] x) => (y) { c = Cast<to=1>(i) y = Add(x, c) }"
+    proto = model(text, i=numbers)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="lost", size_threshold=0)
+    (tmp_path / "lost").unlink()
+    file = load(tmp_path / "m.onnx", without_weights=True)
+    if dtype is np.int64:
+        with pytest.raises(ModelError, match="'i' of integers has no values"):
+            strip(file, graphs.build(file.proto, file), (), 1)
+        return
+    done = strip(file, graphs.build(file.proto, file), (), 1)
+    assert set(done.roles) == {"i"}
+    assert done.bytes == 0
+    assert done.warnings == ["the data file of 1 tensors is missing; they had no values to take out"]
+    (held,) = file.proto.graph.initializer
+    assert not held.external_data
+    assert is_stripped(held)

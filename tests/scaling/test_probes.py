@@ -167,6 +167,19 @@ def test_the_moments_of_channels(shape, axis, biased, opset):
         assert found.covariance == pytest.approx(((y - y.mean()) * (b - b.mean())).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((6, 4, 5, 5), -3), ((6, 4, 5), -2), ((6, 4), -1)])
+def test_a_bias_with_other_numbers_for_each_sample(shape, axis):
+    """The bias's variance in a channel is that within the samples and that between them."""
+    batches = [1 + normal(*shape, seed=k) for k in range(2)]
+    bias = 2 + 3 * normal(shape[0], *[1] * (len(shape) - 1), seed=8) * normal(*shape, seed=9)
+    found = measured(ChannelProbe("y", "own:", Channels(4, axis), "b"), batches, bias=bias)
+    y, b = table(batches, axis), table([bias, bias], axis)
+    np.testing.assert_allclose(found.channels.bias_variance, b.var(axis=0), rtol=1e-6)
+    covariance = ((y - y.mean(axis=0)) * (b - b.mean(axis=0))).mean(axis=0)
+    np.testing.assert_allclose(found.channels.covariance, covariance, rtol=1e-5)
+    assert found.bias_variance == pytest.approx(b.var(), rel=1e-6)
+
+
 def test_a_constant_channel_has_no_variance_and_nothing_has_no_moments():
     batch = normal(6, 4)
     batch[:, 2] = 0.1

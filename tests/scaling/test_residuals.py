@@ -357,6 +357,9 @@ def sums_of(body: str) -> list[tuple[str, str, str, int, int, int]]:
         # A stream goes on through a branch that is less deep than it is.
         ("a = MatMul(x, u) s = Add(x, a) b = MatMul(x, v) y = Add(b, s)",
          [("x", "a", "a", 1, 1, 2), ("s", "b", "b", 1, 2, 2)]),
+        # Where two streams meet, the one with fewer layers on its way goes on.
+        ("a = MatMul(x, u) s = Add(x, a) b = MatMul(s, v) c = MatMul(b, w) t = Add(b, c) y = Add(t, s)",
+         [("x", "a", "a", 1, 1, 2), ("b", "c", "c", 2, 1, 1), ("s", "t", "", 1, 2, 2)]),
         # A branch that ends in two layers, in none, or in a sum, has no last layer.
         ("a = MatMul(x, u) b = MatMul(a, v) m = Mul(a, b) y = Add(x, m)", [("x", "m", "", 1, 1, 1)]),
         ("a = MatMul(x, u) t = Tanh(a) i = Mul(t, t) y = Add(x, i)", [("x", "i", "a", 1, 1, 1)]),
@@ -383,3 +386,19 @@ def test_branches_that_end_in_one_weight_are_counted():
     found = residuals.find(look.graph, look.layers.layers, depth)
     held = residuals.bounded(found, look.layers.layers, depth, TargetVariances())
     assert {name: each.uses for name, each in held.items()} == {"a": 2, "b": 2, "c": 1}
+
+
+LETS_GROWTH_THROUGH = [
+    "Cast<to=1>(s)", "Celu(s)", "Elu(s)", "Gelu(s)", "HardSwish(s)", "Mish(s)", "Selu(s)", "Softplus(s)", "Swish(s)",
+    "Relu(s)", "Reshape(s, h)", "Expand(s, h)", "Slice(s, h, h)", "Squeeze(s, h)", "Unsqueeze(s, h)", "Tile(s, h)",
+]  # fmt: skip
+ENDS_A_STREAM = ["Tanh(s)", "Sigmoid(s)", "LayerNormalization(s, one)", "local.Elu(s)", "MatMul(s, k)", "Exp(s)",
+                 "Mul(s, s)", "Mul(s, x)", "Expand(h, h)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("through", [*LETS_GROWTH_THROUGH, *ENDS_A_STREAM])
+def test_operators_that_a_stream_goes_on_through(through: str):
+    """`h` is a shape that is computed from the data."""
+    body = f"h = Shape(x) a = MatMul(x, u) s = Add(x, a) g = {through} b = MatMul(g, v) y = Add(g, b)"
+    found = {output: (number, k) for output, _, _, number, k, _ in sums_of(body)}
+    assert found.get("g") in ([(1, 2)] if through in LETS_GROWTH_THROUGH else [(2, 1), None])

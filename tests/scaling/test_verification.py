@@ -327,3 +327,37 @@ def test_the_files_outputs_are_those_of_the_working_copy(file, copy, more, expec
         return
     with pytest.raises(ModelError, match=expected):
         verification._Measuring._check_outputs(measuring, {"y": np.asarray(file)})
+
+
+@pytest.mark.parametrize(("pieces", "expected"), [(1, ["s", "t", "late"]), (2, ["s", "t"])])
+def test_sums_are_measured_in_the_piece_that_makes_them(pieces, expected):
+    """In a single piece all of them are: what stands behind the last layer is no step of it."""
+    stage = SimpleNamespace(steps=[SimpleNamespace(makes=("a", "t")), SimpleNamespace(makes=("s",))])
+    plan = SimpleNamespace(stages=[stage] * pieces)
+    measuring = SimpleNamespace(plan=plan, wanted=verification.Wanted(sums=("s", "t", "late")))
+    assert verification._Measuring._sums(measuring, stage) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "by_channel", "plane", "equal"),
+    [
+        ("y = Conv(p, k)", (5, 6, 7), False, True, True),
+        ("y = Conv(p, k)", (5, 6, 1), False, True, True),
+        ("y = Conv(p, k)", (5, 6, 0), False, True, False),  # nothing to take the mean of
+        ("y = Conv(p, k)", (5, 6, 7), True, True, False),
+        ("y = MatMul(x, w)", (5, 3), False, False, False),
+    ],
+)
+def test_the_gauge_of_a_layer(body, shape, by_channel, plane, equal):
+    text = f"g (float[3,4] x, float[N,2,9] p) => (y) {{ {body} }}"
+    look = layers_of(graph_of(text, w=normal(4, 3), k=normal(6, 2, 3)))
+    (layer,) = look.layers.layers
+    names = frozenset({"y"} if by_channel else ())
+    measuring = SimpleNamespace(
+        graph=look.graph, wanted=verification.Wanted(channels=names), needs=SimpleNamespace(accuracy=1e-3), retype={},
+        pieces=SimpleNamespace(prefix="own:"), names={"y": 7}, rows=None, _equal_planes=lambda _: True,
+    )  # fmt: skip
+    sounding = SimpleNamespace(shape=shape)
+    found = verification._Measuring._gauge(measuring, layer, SimpleNamespace(steps=[]), sounding)
+    assert (found.value, found.name, found.divisor) == ("y", "own:layer7", 1.0)
+    assert (found.is_plane, found.equal_groups, found.channels is not None) == (plane, equal, by_channel)
