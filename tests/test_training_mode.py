@@ -132,11 +132,11 @@ def test_a_weight_that_is_drawn_is_left_alone():
 # Running statistics of a BatchNormalization in training mode
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "FLOAT"])
+@pytest.mark.parametrize("kind", ["FLOAT16", "FLOAT", "DOUBLE"])
 @pytest.mark.parametrize("old", ["m", "i", "h"])
 def test_a_layer_that_reads_running_statistics_has_what_unoptimized_onnxruntime_gives(kind, old):
-    """A session keeps statistics from one batch for the next if a float32 tensor holds them, and only then."""
-    of = {"FLOAT16": np.float16, "FLOAT": np.float32}[kind]
+    """A session keeps statistics from one batch for the next if a tensor holds them, and not in half precision."""
+    of = {"FLOAT16": np.float16, "FLOAT": np.float32, "DOUBLE": np.float64}[kind]
     tensors = {
         name: np.array(of_two, of) for name, of_two in {"s": [1, 1], "b": [0, 0], "m": [1, 2], "v": [1, 1]}.items()
     }

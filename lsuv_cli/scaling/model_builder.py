@@ -20,7 +20,7 @@ from lsuv_cli.model.flatten import inner_graphs, nodes_inside
 from lsuv_cli.model.graph import SHAPE_BYTES, Graph, attribute
 from lsuv_cli.model.random_ops import is_random, seeded
 from lsuv_cli.scaling.moments import Moments
-from lsuv_cli.scaling.precision import Retype, retyped_node
+from lsuv_cli.scaling.precision import HALF, Retype, retyped_node
 
 Array = NDArray[Any]
 
@@ -142,14 +142,14 @@ class ModelBuilder:
     def keeps(self, node: NodeProto) -> bool:
         """Whether unoptimized onnxruntime keeps a BatchNormalization's new running statistics for the next batch.
 
-        It writes them over the old ones, unless they are put out. That lasts if the old ones are a tensor in float32,
-        or the same memory under another name; in half precision they are cast anew for each batch, and what other nodes
+        It writes them over the old ones, unless they are put out. That lasts if the old ones are a tensor, or the
+        same memory under another name; in half precision they are cast anew for each batch, and what other nodes
         make is made anew as well. An optimizer, or our own replacement of types, would make a float32 tensor of them.
         """
         for name in node.input[3:5]:
             while name in self.graph.producer and self.graph.nodes[self.graph.producer[name]].op_type in SAME_MEMORY:
                 name = self.graph.nodes[self.graph.producer[name]].input[0]
-            if name not in self.graph.tensors or self.graph.tensors[name].data_type != TensorProto.FLOAT:
+            if name not in self.graph.tensors or self.graph.tensors[name].data_type in HALF:
                 return False
         return True
 
