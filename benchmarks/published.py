@@ -118,4 +118,4 @@ MNIST = {
 # How the paper calls what our options and files call otherwise.
 TITLES = {"lsuv": "LSUV", "orthonormal": "OrthoNorm", "xavier": "Xavier", "msra": "MSRA", "given": "Gaussian, 0.01"}
 TITLES |= {"maxout": "maxout", "relu": "ReLU", "vlrelu": "VLReLU", "tanh": "tanh"}
-TITLES |= {"fitnet4": "FitNet-4", "fitresnet4": "FitResNet-4"}
+TITLES |= {"norm": "batch normalization", "fitnet1": "FitNet-1", "fitnet4": "FitNet-4", "fitresnet4": "FitResNet-4"}

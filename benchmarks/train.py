@@ -4,6 +4,7 @@
     python benchmarks/train.py authors --mnist PATH     # the same with the authors' own solver, three seeds
     python benchmarks/train.py grid   --cifar10 PATH    # FitNet-4 and FitResNet-4, initializations x non-linearities
     python benchmarks/train.py case   --cifar10 PATH    # FitNet-4 ReLU with LSUV and as build.py left it
+    python benchmarks/train.py long   --cifar10 PATH    # FitNet-1 and FitNet-4 for several epochs
     python benchmarks/train.py bn     --cifar10 PATH    # LSUV against batch normalization, by wall-clock time
     python benchmarks/train.py time                     # seconds an iteration takes
     python benchmarks/train.py tables                   # tables and plots from the saved runs
@@ -45,7 +46,20 @@ import numpy as np
 import pipeline
 from numpy.typing import NDArray
 from pipeline import Images
-from runs import ACTIVATIONS, AUTHORS, NETWORKS, Run, State, authors_runs, bn_runs, case_runs, grid_runs, mnist_runs
+from runs import (
+    ACTIVATIONS,
+    AUTHORS,
+    EPOCH,
+    NETWORKS,
+    Run,
+    State,
+    authors_runs,
+    bn_runs,
+    case_runs,
+    grid_runs,
+    long_runs,
+    mnist_runs,
+)
 from train_tables import SHOWN, tables
 
 CHECKPOINT_SECONDS = 120
@@ -374,11 +388,13 @@ def command_line() -> argparse.ArgumentParser:
         ("grid", "FitNet-4 and FitResNet-4 on CIFAR-10, 32 runs"),
         ("case", "FitNet-4 ReLU with and without LSUV"),
         ("bn", "LSUV against batch normalization"),
+        ("long", "FitNet-1 and FitNet-4 on CIFAR-10 for several epochs, 15 runs"),
         ("time", "seconds an iteration takes, on 1 and 2 threads"),
         ("tables", "tables and plots from the saved runs"),
     ):
         command = commands.add_parser(name, help=text)
-        mnist, folder = name in ("mnist", "authors"), "train_authors" if name == "authors" else "train"
+        mnist = name in ("mnist", "authors")
+        folder = {"authors": "train_authors", "long": "train_long"}.get(name, "train")
         if name == "tables":
             folders = [pipeline.RESULTS / folder for folder in ("train", *SHOWN)]
             command.add_argument("-o", "--output", type=Path, nargs="+", default=folders, help="folders with results")
@@ -392,7 +408,7 @@ def command_line() -> argparse.ArgumentParser:
         command.add_argument(f"--{data}", type=Path, required=True, metavar="PATH", help=f"directory with {data}_*.npz")
         command.add_argument("--threads", type=int, default=1)
         # 937 iterations of 64 are an epoch of MNIST; 200 are 0.64 epochs of 20,000 images. The authors have 50,000.
-        default = {"mnist": 15 * 937, "authors": 8 * 937}.get(name, 200)
+        default = {"mnist": 15 * 937, "authors": 8 * 937, "long": 20 * EPOCH}.get(name, 200)
         command.add_argument("--iterations", type=int, default=default, help=f"of each run; default {default}")
         command.add_argument("--batch-size", type=int, default=64)
         command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
@@ -436,6 +452,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs = grid_runs(**chosen)
         case "case":
             runs = case_runs(**chosen)
+        case "long":
+            runs = long_runs(**chosen)
         case _:
             runs = bn_runs(given.activation, **chosen)
     runs = [run for run in runs if any(fnmatch.fnmatch(run.name, glob) for glob in given.only)]

@@ -14,14 +14,19 @@ import pipeline
 import published
 from pipeline import markdown
 from published import TITLES
-from runs import ACTIVATIONS, AUTHORS, INITS, NETWORKS
+from runs import ACTIVATIONS, AUTHORS, EPOCH, INITS, LONG_STARTS, NETWORKS
 
 README = pipeline.ROOT / "benchmarks" / "README.md"
-# Folders whose table `tables` writes into the README too, with the sentence before it.
+# Folders whose table `tables` writes into the README too, with the sentence before it and the plot behind it.
 SHOWN = {
-    "train_authors": "Test errors at the end of these runs, and on the way:",
-    "train_authors_tried": "Short runs with LSUV and one setting that is not theirs, beside theirs, with seed 0:",
+    "train_authors": ("Test errors at the end of these runs, and on the way:", "mnist.png"),
+    "train_authors_tried": (
+        "Short runs with LSUV and one setting that is not theirs, beside theirs, with seed 0:",
+        None,
+    ),
+    "train_long": ("Test accuracies on the way and at the end, in percent:", "long.png"),
 }
+LONG_NETWORKS = [(n, a) for n in ("fitnet1", "fitnet4") for a in ("relu", "maxout")]
 COLOURS = {init: f"C{k}" for k, init in enumerate(INITS)}
 
 
@@ -93,6 +98,25 @@ def table_tried(runs: dict[str, dict[str, Any]]) -> str:
     rows.sort(key=lambda row: (row[1] != "theirs", row[1], row[0]))
     header = ["", "settings", "iterations", "training loss", "test error, %"]
     return "### MNIST, what was tried\n\n" + markdown(header, rows)
+
+
+def table_long(runs: dict[str, dict[str, Any]]) -> str:
+    """A row for each finished or diverged run: the accuracy after each quarter of it."""
+    rows = []
+    for network, activation in LONG_NETWORKS:
+        for start in LONG_STARTS:
+            found = runs.get(f"long-{network}-{activation}-{start}")
+            if found is None or not (found["diverged_at"] or found["iteration"] >= found["run"]["iterations"]):
+                continue
+            row = [f"{TITLES[network]}, {TITLES[activation]}", TITLES[start]]
+            if found["diverged_at"]:
+                rows.append([*row, *[""] * 4, f"diverged at iteration {found['diverged_at']}"])
+                continue
+            accuracy = {t["iteration"]: f"{100 * t['accuracy']:.1f}" for t in found["tests"]}
+            tested = [max(i for i in accuracy if i <= k * found["iteration"] / 4) for k in (1, 2, 3, 4)]
+            rows.append([*row, *(accuracy[i] for i in tested), f"{found['cpu_seconds'] / 60:.0f}"])
+    header = ["", "start", "a quarter", "half", "three quarters", "the end", "core minutes"]
+    return "### CIFAR-10, several epochs\n\n" + markdown(header, rows)
 
 
 def table_bn(runs: dict[str, dict[str, Any]]) -> str:
@@ -174,6 +198,27 @@ def plot_bn(runs: dict[str, dict[str, Any]], folder: Path) -> None:
     pipeline.figure(folder / "bn.png", 1, 2, draw)
 
 
+def plot_long(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """The paper's Figure 3: a row for each network, by epochs and by minutes of a core, a line for each start."""
+    trained = [pair for pair in LONG_NETWORKS if any(name.startswith(f"long-{'-'.join(pair)}-") for name in runs)]
+
+    def draw(axes: Any) -> None:
+        for row, (network, activation) in zip(axes, trained, strict=True):
+            for k, start in enumerate(LONG_STARTS):
+                found = runs.get(f"long-{network}-{activation}-{start}")
+                if found is None:
+                    continue
+                tests = [(t["iteration"], 100 * t["accuracy"]) for t in found["tests"]]
+                minutes = found["cpu_seconds"] / 60 / max(1, found["iteration"])
+                mark = f" (diverged at {found['diverged_at']})" if found["diverged_at"] else ""
+                for axis, unit in zip(row, (1 / EPOCH, minutes), strict=True):
+                    _curve(axis, [(i * unit, a) for i, a in tests], TITLES[start] + mark, color=f"C{k}")
+            for axis, x in zip(row, ("epochs", "minutes of a core"), strict=True):
+                _finish(axis, f"{TITLES[network]}, {TITLES[activation]}", x, "test accuracy, %")
+
+    pipeline.figure(folder / "long.png", len(trained), 2, draw, (4.6, 2.9))
+
+
 def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path, recipe: str = "mnist") -> None:
     def draw(axes: Any) -> None:
         for name, found in runs.items():
@@ -202,6 +247,8 @@ def text_of(folder: Path) -> str:
     parts += [table_grid(n, runs) for n in NETWORKS if any(name.startswith(f"{n}-") for name in runs)]
     if any(name.startswith("bn-") for name in runs):
         parts.append(table_bn(runs))
+    if any(name.startswith("long-") for name in runs):
+        parts.append(table_long(runs))
     hours = sum(r["seconds"] for r in runs.values()) / 3600
     parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
     return "\n".join(parts)
@@ -218,13 +265,16 @@ def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
         plot_case(runs, folder)
     if any(name.startswith("bn-") for name in runs):
         plot_bn(runs, folder)
+    if any(name.startswith("long-") for name in runs):
+        plot_long(runs, folder)
 
 
 def part_of_readme(folder: str, text: str) -> str:
     """A folder's sentence, table and plot."""
     rows = "".join(line + "\n" for line in text.splitlines() if line.startswith("|"))
-    plot = f"\n![](results/{folder}/mnist.png)\n" if folder == "train_authors" else ""
-    return f"\n{SHOWN[folder]}\n\n{rows}{plot}\n"
+    sentence, drawn = SHOWN[folder]
+    plot = f"\n![](results/{folder}/{drawn})\n" if drawn else ""
+    return f"\n{sentence}\n\n{rows}{plot}\n"
 
 
 def with_part(readme: str, folder: str, part: str) -> str:

@@ -308,6 +308,31 @@ def test_a_table_of_mnist_tells_each_seed_and_the_mean_of_what_is_finished() -> 
     assert "| OrthoNorm, hinge | 0.43 | not finished |  |  |" in rows
 
 
+def test_a_table_of_long_runs_tells_the_accuracy_after_each_quarter_of_what_has_ended() -> None:
+    def found(iteration: int, diverged: int | None = None) -> dict[str, object]:
+        tests = [{"iteration": i, "accuracy": i / 100} for i in range(10, iteration + 1, 10)]
+        run = {"iterations": 80}
+        return {"run": run, "iteration": iteration, "tests": tests, "cpu_seconds": 600.0, "diverged_at": diverged}
+
+    saved = {
+        "long-fitnet1-relu-lsuv": found(80),
+        "long-fitnet1-relu-norm": found(70),
+        "long-fitnet4-maxout-msra": found(3, 3),
+    }
+    rows = train_tables.table_long(saved).splitlines()[4:]
+    assert rows == [
+        "| FitNet-1, ReLU | LSUV | 20.0 | 40.0 | 60.0 | 80.0 | 10 |",
+        "| FitNet-4, maxout | MSRA |  |  |  |  | diverged at iteration 3 |",
+    ]
+
+
+def test_long_runs_drop_their_rate_where_the_paper_does() -> None:
+    first, *others = runs.long_runs(iterations=2300)
+    rates = [first.rate_at(i) for i in (999, 1001, 1501, 2001)]
+    assert rates == pytest.approx([0.01, 0.001, 1e-4, 1e-5])
+    assert len({first.name, *(run.name for run in others)}) == 15
+
+
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("results/**/*.md")), ids=lambda path: path.stem)
 def test_the_readme_shows_the_tables_as_they_were_measured(file: Path) -> None:
     shown = (BENCHMARKS / "README.md").read_text().splitlines()
