@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,3 +54,22 @@ def test_an_address_in_the_environment_goes_first(monkeypatch):
     with running(monkeypatch, ("127.0.0.1:7", PRIVATE)):
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
         assert cluster._address_here() == "auto"
+
+
+class RayThatIsAskedToStop:
+    """Ray's own handler of SIGTERM ends the process by SystemExit, and the request comes before `init` is done."""
+
+    @staticmethod
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_request_to_stop_while_ray_starts_is_carried_out_by_our_handler() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        cluster._init(RayThatIsAskedToStop)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
