@@ -399,7 +399,7 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
                     row, *within = [*map(int, np.argwhere(~finite)[0])] or [0]
                     first.setdefault(name, column.describe(start + row, within))
                     bad[name] = bad.get(name, 0) + int(np.count_nonzero(~finite))
-                elif column.feed is not Feed.SAME:
+                elif column.feed is not Feed.SAME and column.spec.table is None:
                     with np.errstate(over="ignore", invalid="ignore"):
                         statistics.setdefault(name, InputStatistics()).add(values)
     for name, count in bad.items():

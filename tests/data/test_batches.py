@@ -365,6 +365,12 @@ def test_integers_and_single_scalars_give_no_warning() -> None:
     assert from_arrays(data, [IDS, gain], batch_size=2).warnings == ()
 
 
+def test_indices_that_come_as_floats_give_no_warning() -> None:
+    """Keras feeds an Embedding with floats, which a Cast makes indices."""
+    ids = InputSpec("ids", "float32", ("N", 5), table=50000)
+    assert from_arrays(np.full((4, 5), 30000.0, np.float32), [ids]).warnings == ()
+
+
 def test_enormous_values_give_a_warning_and_no_noise() -> None:
     spec = InputSpec("x", "float64", ("N", 2))
     assert "variance inf" in from_arrays(np.array([[1e300, -1e300]]), [spec]).warnings[0]
