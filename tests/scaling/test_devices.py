@@ -147,22 +147,6 @@ def test_a_new_device_is_a_new_row(monkeypatch):
 
 # A device that does not take a stage
 
-REFUSES = "Exception during initialization: Training mode does not support BN opset 14 (or higher) yet."
-
-
-@pytest.fixture
-def picky(monkeypatch):
-    """A device whose sessions are refused; what it says."""
-    says = [REFUSES]
-
-    def attach(options, index):
-        raise RuntimeError(says[0])
-
-    row = replace(PROVIDERS["cpu"], name="picky", title="Picky", memory="picky", attach=attach)
-    monkeypatch.setattr(devices, "PROVIDERS", {**PROVIDERS, "picky": row})
-    monkeypatch.setattr(devices, "probe", lambda provider, index: "")
-    return says
-
 
 def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
     data = normal(12, 8, seed=3)
@@ -172,7 +156,7 @@ def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
     assert there.report.exit_code == 0
     (warning,) = there.report.warnings
     assert warning == (
-        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {REFUSES}"
+        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {picky[0]}"
     )
     assert here.report.warnings == ()
 
