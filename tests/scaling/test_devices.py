@@ -169,7 +169,9 @@ def test_a_device_that_runs_out_of_memory_is_not_replaced_by_the_host(picky):
 
 def test_the_probe_takes_no_session_on_the_host():
     row = replace(PROVIDERS["cpu"], memory="other", attach=lambda options, index: {"providers": options.of_none})
-    assert "of_none" in devices.probe(row, 0)
+    told = devices.probe(row, 0)
+    assert "of_none" in told
+    assert told.endswith("; update the driver of CPU device 0, or use `device=cpu`")
 
 
 def test_the_doctor_notices_that_a_stage_ran_on_the_host(monkeypatch, picky):
@@ -193,7 +195,7 @@ def test_the_probe_notices_wrong_numbers(monkeypatch):
 
 def test_the_probe_notices_that_a_session_took_another_provider():
     row = replace(PROVIDERS["cpu"], key="GoneExecutionProvider", title="Gone")
-    assert "onnxruntime gives no session on Gone" in devices.probe(row, 0)
+    assert "onnxruntime gives no session on Gone, 1 thread; use `device=cpu`" in devices.probe(row, 0)
 
 
 def test_the_probe_tells_what_a_failure_inside_a_node_means(monkeypatch):
