@@ -108,7 +108,9 @@ class Peaks:
     shared: int = 0  # the object store, as far as the driver has it mapped and touched
 
     def sample(self, top: int) -> None:
-        self.whole = max(self.whole, sum(resident(pid, "VmRSS") for pid in below(top)))
+        now = below(top)
+        # What a process had between two samples, on a busy machine, is in its own peak.
+        self.whole = max(self.whole, sum(resident(pid, "VmRSS") for pid in now), *(resident(pid, "VmHWM") for pid in now))
         same = Path(f"/proc/{top}/cmdline").read_bytes()
         for pid in children(top):  # the command forks, and its child is the driver
             if Path(f"/proc/{pid}/cmdline").read_bytes() == same:
