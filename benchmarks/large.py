@@ -110,7 +110,9 @@ class Peaks:
     def sample(self, top: int) -> None:
         now = below(top)
         # What a process had between two samples, on a busy machine, is in its own peak.
-        self.whole = max(self.whole, sum(resident(pid, "VmRSS") for pid in now), *(resident(pid, "VmHWM") for pid in now))
+        self.whole = max(
+            self.whole, sum(resident(pid, "VmRSS") for pid in now), *(resident(pid, "VmHWM") for pid in now)
+        )
         same = Path(f"/proc/{top}/cmdline").read_bytes()
         for pid in children(top):  # the command forks, and its child is the driver
             if Path(f"/proc/{pid}/cmdline").read_bytes() == same:
