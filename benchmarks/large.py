@@ -2,10 +2,10 @@
 
 The model is built in a temporary directory, taken through a command of `lsuv` as a process of its own, and removed. It
 is a chain of square inner products with ReLU and external data, or with `--one-file` the same in one file, or with
-`--bert` a transformer encoder of BERT's size in one file. `--within GIGABYTES` bounds the address space of each of the
-command's processes (RLIMIT_AS), which is more than what they have in memory. Options that are not known here go to the
-command: `python benchmarks/large.py --bert --pre-init msra`. With `--workers 2` among them, the driver's peak is told
-apart.
+`--bert` a transformer encoder of BERT's size in one file, or with `--model FILE --data FILE` one that is there already.
+`--within GIGABYTES` bounds the address space of each of the command's processes (RLIMIT_AS), which is more than what
+they have in memory. Options that are not known here go to the command: `python benchmarks/large.py --bert --pre-init
+msra`. With `--workers 2` among them, the driver's peak is told apart.
 """
 
 import argparse
@@ -31,6 +31,7 @@ COMMANDS = {
     "pipe": "init - --data {data} -o - -q",
     "check": "check {model} --data {data} -q",
     "inspect": "inspect {model}",
+    "measure": "inspect {model} --data {data}",
     "compare": "compare {model} --data {data}",
 }
 
@@ -107,7 +108,11 @@ class Peaks:
     shared: int = 0  # the object store, as far as the driver has it mapped and touched
 
     def sample(self, top: int) -> None:
-        self.whole = max(self.whole, sum(resident(pid, "VmRSS") for pid in below(top)))
+        now = below(top)
+        # What a process had between two samples, on a busy machine, is in its own peak.
+        self.whole = max(
+            self.whole, sum(resident(pid, "VmRSS") for pid in now), *(resident(pid, "VmHWM") for pid in now)
+        )
         same = Path(f"/proc/{top}/cmdline").read_bytes()
         for pid in children(top):  # the command forks, and its child is the driver
             if Path(f"/proc/{pid}/cmdline").read_bytes() == same:
@@ -167,6 +172,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--one-file", action="store_true")
     parser.add_argument("--bert", action="store_true")
+    parser.add_argument("--model", type=Path, help="a model in one file, in place of one that is built")
+    parser.add_argument("--data", type=Path, help="its data")
     parser.add_argument("--within", type=float, metavar="GIGABYTES", help="bound the address space of each process")
     parser.add_argument("--command", choices=COMMANDS, default="init")
     options, more = parser.parse_known_args()
@@ -174,7 +181,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         model, data, out = (Path(folder) / name for name in ("large.onnx", "x.npy", "out.onnx"))
-        if options.bert:
+        if options.model:
+            model, data = options.model, options.data
+        elif options.bert:
             bert(model)
             np.save(data, rng.integers(0, 30522, (options.samples, 32)))
         else:

@@ -34,7 +34,7 @@ from lsuv_cli.pipeline import Job
 from lsuv_cli.progress import Listener, silent
 from lsuv_cli.report import Status
 from lsuv_cli.scaling import devices, drivers
-from lsuv_cli.scaling.providers import Device, Provider
+from lsuv_cli.scaling.providers import ROWS, Device, Provider
 from lsuv_cli.scaling.runtime import ON_THE_HOST
 from lsuv_cli.settings import Settings
 from lsuv_cli.version import __version__
@@ -47,6 +47,7 @@ ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # of types in which one r
 TOL, TOL_IN_HALF = 1e-4, 1e-2  # a variance is measured ten times as accurately
 SAMPLES, BATCH = 24, 8
 FAR = 1000.0  # the mean of data whose variance takes the exact form
+UNTAKEN: dict[str, int | None] = {"host_peak": None, "device_peak": None}
 WATCH = 0.005  # seconds between two looks at a device's memory
 NETWORK = """
     <ir_version: 10, opset_import: ["" : 22]>
@@ -105,7 +106,7 @@ class Diagnosis:
     device: str  # empty if it cannot be used
     device_reason: str
     facts: dict[str, str]
-    memory: dict[str, int | None]  # bytes: free on the host and the device, and the most that was taken
+    memory: dict[str, int | None]  # bytes: free on the host and the device, and the most that was taken, if it is known
     cases: tuple[Case, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)  # of the timed network, on device and CPU
     problems: tuple[str, ...] = ()
@@ -126,11 +127,12 @@ def examine(settings: Settings, listen: Listener = silent) -> Diagnosis:
         device = devices.open_device(settings.device, settings.threads)
     except DeviceError as problem:
         facts = {} if provider is None else _facts(provider, index)
-        return Diagnosis(__version__, _versions(), "", str(problem), facts, _free(None), problems=(str(problem),))
+        memory = {**_free(provider, index), **UNTAKEN}
+        return Diagnosis(__version__, _versions(), "", str(problem), facts, memory, problems=(str(problem),))
     with _watched(device) as taken:
         cases = tuple(_cases(device, listen))
         seconds = _timed(device)
-    memory = {**_free(device), **taken}
+    memory = {**_free(device.provider, device.index), **taken}
     problems = tuple(f"{case.name} in {case.dtype}: {case.problem}" for case in cases if not case.ok)
     facts = _facts(device.provider, device.index)
     return Diagnosis(__version__, _versions(), str(device), device.reason, facts, memory, cases, seconds, problems)
@@ -141,13 +143,13 @@ def _facts(provider: Provider, index: int) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-ep-webgpu", "onnx", "numpy")
+    packages = [*(name for row in ROWS for name in row.packages), "onnx", "numpy"]
     found = {name: version for name in packages if (version := drivers.package_version(name))}
     return {**found, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
 
 
-def _free(device: Device | None) -> dict[str, int | None]:
-    told = None if device is None or device.is_host else device.provider.free_memory(device.index)
+def _free(provider: Provider | None, index: int) -> dict[str, int | None]:
+    told = provider.free_memory(index) if provider is not None else None
     free, total = told if told is not None else (None, None)
     return {"host_free": available_memory(), "device_free": free, "device_total": total}
 
@@ -155,7 +157,7 @@ def _free(device: Device | None) -> dict[str, int | None]:
 @contextlib.contextmanager
 def _watched(device: Device) -> Iterator[dict[str, int | None]]:
     """The most memory that the process has taken so far, and the most that was taken of the device meanwhile."""
-    taken: dict[str, int | None] = {"host_peak": None, "device_peak": None}
+    taken = dict(UNTAKEN)
     before = None if device.is_host else device.provider.free_memory(device.index)
     least = [before[0]] if before else []
     done = threading.Event()

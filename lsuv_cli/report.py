@@ -124,6 +124,7 @@ class WorkerReport:
     device: str
     batches: int  # that it had in the end
     data: str = ""  # "read" where it read them from files, "sent" where they were sent to it
+    device_reason: str = ""  # why this device there, and why not another
 
 
 @dataclass(frozen=True, repr=False)

@@ -147,8 +147,38 @@ def test_a_device_that_does_not_compute_is_not_taken(libraries, mlp, tmp_path):
     done = run(libraries, tmp_path, *check(mlp, "--device", "cuda"), code=MAIN)
     assert done.code == 2
     assert done.err.startswith("lsuv: --device cuda cannot be used: ")
-    assert done.err.endswith("CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED\n")  # and no C++, no host name
+    # No C++, no host's name, but a way out.
+    way_out = "update the driver of CUDA device 0, or use --device cpu"
+    assert done.err.endswith(f"CUDNN_FE failure 6: GRAPH_EXECUTION_PLAN_CREATION_FAILED; {way_out}\n")
     assert done.err.count("\n") == 1
+
+
+def test_the_doctor_tells_what_is_there_and_what_is_off(libraries, tmp_path):
+    memory = 100 * MEGABYTE
+    done = run(libraries, tmp_path, "doctor", "--device", "cuda", "--json", code=MAIN, ERROR=35, MEMORY=memory)
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert told["facts"]["libraries"].count("found") == 4
+    assert told["facts"]["wheel"].endswith("for CUDA 13")
+    assert told["facts"]["needs"] == "driver 580 or newer"
+    assert told["memory"]["device_total"] is None  # an old driver does not tell
+    assert ["the NVIDIA driver is too old for CUDA 13" in problem for problem in told["problems"]] == [True]
+    done = run(libraries, tmp_path, "doctor", "--device", "cuda", "--json", code=MAIN, CARD=61, MEMORY=memory)
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert told["facts"]["capability"] == "6.1"
+    assert told["memory"]["device_total"] == memory
+    assert ["the card (compute capability 6.1) is too old" in problem for problem in told["problems"]] == [True]
+
+
+def test_the_doctor_notices_a_device_that_computes_nothing(libraries, tmp_path):
+    """Without the probe, which would have noticed it before."""
+    done = run(libraries, tmp_path, "doctor", "--device", "cuda", "--json")
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert told["device"] == "CUDA device 0"
+    assert len(told["problems"]) == len(told["cases"]) == 5
+    assert told["memory"]["device_peak"] > 0
 
 
 def test_auto_takes_the_cpu_and_stdout_is_json_alone(libraries, mlp, tmp_path):

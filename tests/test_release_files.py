@@ -1,4 +1,4 @@
-"""Files for releases that no linter here reads: they say what pyproject.toml says."""
+"""Files for releases and workflows, in what no linter reads: they say what other files say."""
 
 import re
 import tomllib
@@ -7,6 +7,7 @@ from pathlib import Path
 from lsuv_cli.version import __version__
 
 ROOT = Path(__file__).parent.parent
+BRACES = re.compile(r"(\S*?)\{(.*?)\}(\S*)")  # as a shell reads them
 
 
 def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_package():
@@ -20,3 +21,13 @@ def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_package():
     assert listed == {*needed, f"python{project['requires-python']}"}
     (entry,) = project["scripts"].items()
     assert f"- {entry[0]} = {entry[1]}" in recipe
+
+
+def test_the_workflow_for_a_gpu_runs_the_numeric_tests_of_webgpu():
+    script, workflow = (ROOT / "tests" / "webgpu.sh", ROOT / ".github" / "workflows" / "gpu.yml")
+    (listed,) = re.findall(r"^files=\((tests/.*)\)$", script.read_text(), flags=re.M)
+    (run,) = re.findall(r"run: pytest (tests/.*?)  #", workflow.read_text())
+    assert run == listed
+    names = [f"{start}{word}{end}" for start, words, end in BRACES.findall(run) for word in words.split(",")]
+    assert len(names) == 6
+    assert all((ROOT / name).exists() for name in names)

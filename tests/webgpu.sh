@@ -2,6 +2,7 @@
 # The numeric tests on WebGPU, each result within 1e-5 of the CPU's (tests/second_device.py).
 #
 #     tests/webgpu.sh [WORDS FOR PYTEST]        with the `python` on PATH, which needs .[test,webgpu]
+#     tests/webgpu.sh -- COMMAND                another command with that driver: lsuv doctor --device webgpu
 #
 # Where there is no GPU, a software Vulkan driver (Mesa's lavapipe 25) comes from Debian's packages into a temporary
 # folder; nothing is installed. LSUV_VULKAN=FOLDER keeps it there for the next time. Where that cannot be had, the tests are
@@ -68,7 +69,11 @@ if ! reason=$(adapter); then
     export ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1
     reason=$(adapter) || skip "$reason"
 fi
+if [[ ${1:-} == -- ]]; then
+    "${@:2}"
+    exit
+fi
 export LSUV_TEST_DEVICE=webgpu
 files=(tests/scaling/test_{devices,stages,precision,moments}.py tests/test_{init,random_graphs}.py tests/data/test_batches.py)
 [[ $* == *tests/* ]] && files=() # the words name some
-pytest "$@" "${files[@]}"
+python -m pytest "$@" "${files[@]}"

@@ -57,7 +57,9 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     for k, worker in enumerate(report.workers if verbose else (), 1):
         where = f"{worker.host} {worker.address}".strip()
         what = f"{worker.batches} batch{'es' if worker.batches != 1 else ''} {worker.data}".strip()
-        line = f"worker {k}: {where}, process {worker.pid}; {worker.device}; {what}"
+        reason = worker.device_reason if worker.device_reason != report.device_reason else ""
+        device = f"{worker.device} ({shortened(reason)})" if reason else worker.device
+        line = f"worker {k}: {where}, process {worker.pid}; {device}; {what}"
         console.print(Text(printable(line)), soft_wrap=True)
     if report.carried is not None:
         left = report.carried.left

@@ -88,17 +88,19 @@ def probe(provider: Provider, index: int) -> str:
     try:
         session = Session(_probe(), device, strict=True)
         if provider.key not in session.providers:
-            return provider.explain("", index) or f"onnxruntime gives no session on {device}"
+            return provider.explain("", index) or f"onnxruntime gives no session on {device}; use `device=cpu`"
         found = _results(session, value_on(device, _numbers(2, 4, 6, 6)))
     except OutOfMemory:
         return f"the memory of {device} is full; end other work on it"
     except LsuvError as problem:
-        return provider.explain(str(problem.__cause__ or problem), index) or str(problem)
+        reason = provider.explain(str(problem.__cause__ or problem), index)
+        return reason or f"{problem}; update the driver of {device}, or use `device=cpu`"
     expected = _results(Session(_probe(), Device(PROVIDERS["cpu"], 0, 1)), host_value(_numbers(2, 4, 6, 6)))
     for name, array in expected.items():
         off = float(np.abs(found[name] - array).max() / np.abs(array).max())
         if not off <= TOLERANCE:  # NaN is off too
-            return f"{OPERATORS[name]} on {device} is off by {off:.1g} of what the CPU computes; update its driver"
+            wrong = f"{OPERATORS[name]} on {device} is off by {off:.1g} of what the CPU computes"
+            return f"{wrong}; update its driver, or use `device=cpu`"
     return ""
 
 

@@ -35,9 +35,13 @@ def load(name: str) -> ctypes.CDLL | None:
         return None
 
 
+def _nvidia_driver() -> ctypes.CDLL | None:
+    return load("nvcuda.dll" if WINDOWS else "libcuda.so.1")
+
+
 def nvidia_driver() -> bool:
     """Whether NVIDIA's driver is installed."""
-    return load("nvcuda.dll" if WINDOWS else "libcuda.so.1") is not None
+    return _nvidia_driver() is not None
 
 
 def vulkan_loader() -> bool:
@@ -86,16 +90,31 @@ def cuda_capability(major: int, index: int) -> tuple[int, int] | None:
     return None
 
 
-def nvidia_smi(index: int) -> dict[str, str]:
-    """What nvidia-smi tells of a card: driver, name, compute capability; empty where there is no nvidia-smi."""
-    fields = {"driver": "driver_version", "card": "name", "capability": "compute_cap"}
-    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
+def cuda_card(index: int) -> str:
+    """A card's name, by NVIDIA's driver; empty where it does not tell.
+
+    Not by nvidia-smi, which counts the cards in another order, and those that CUDA_VISIBLE_DEVICES hides as well.
+    """
+    driver, device, name = _nvidia_driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
+    with contextlib.suppress(AttributeError):  # of a library that is no driver, or of none
+        failed = (
+            driver.cuInit(0)  # type: ignore[union-attr]
+            or driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index))  # type: ignore[union-attr]
+            or driver.cuDeviceGetName(name, len(name), device)  # type: ignore[union-attr]
+        )
+        return "" if failed else name.value.decode(errors="replace").strip()
+    return ""
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, by nvidia-smi; empty where there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in done.stdout.strip().split(",")]
-    return dict(zip(fields, values, strict=False)) if len(values) == len(fields) else {}
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    first = done.stdout.strip().partition("\n")[0].strip()  # a line for each card, all with the same driver
+    return first if re.fullmatch(r"\d+(\.\d+)*", first) else ""
 
 
 def package_version(name: str) -> str:

@@ -1,7 +1,8 @@
 """The execution providers of onnxruntime that a session can have. A row is a provider; to add a device is to add a row.
 
-A row says how `device` names the provider, how a session gets it, what its memory is called, its options, the package
-that brings it, and how to find out why it cannot be used. What it computes is tried by devices.py.
+A row says how `device` names the provider, how a session gets it, what its memory is called, its options, the packages
+that bring it, and how to find out why it cannot be used. What it computes is tried by devices.py. Nothing else in the
+code knows a device by name; the sentence of `--help` and the documentation do, and tests hold them to this table.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Provider:
     title: str  # as people say it
     key: str  # as onnxruntime says it
     memory: str  # onnxruntime's name of its memory
-    package: str  # what pip installs
+    packages: tuple[str, ...]  # that bring it; the doctor tells their versions
     attach: Callable[[Any, int], dict[str, Any]]  # session options, index -> keywords of a session that has it
     absent: Callable[[int], str]  # index -> why no session can be tried; empty if one can
     explain: Callable[[str, int], str]  # onnxruntime's refusal -> its reason and the way out; empty if unknown
     free_memory: Callable[[int], tuple[int, int] | None]  # index -> bytes free, bytes in all; None if not known
     facts: Callable[[int], dict[str, str]]  # index -> driver, libraries, card, for the doctor
     automatic: bool = False  # whether `device=auto` may take it
+    counted_by_ray: bool = False  # as GPUs, so that each worker has one of its own
     splits: frozenset[str] = field(default_factory=frozenset)  # activations that its fused convolution does not have
 
 
@@ -112,15 +114,14 @@ def _explained_cuda(problem: str, index: int) -> str:
 def _cuda_facts(index: int) -> dict[str, str]:
     major = cuda_major()
     libraries = drivers.cuda_libraries(major) if major else {}
-    told = drivers.nvidia_smi(index)
     capability = drivers.cuda_capability(major, index) if major else None
     return {
-        "driver": told.get("driver", "found" if drivers.nvidia_driver() else "none"),
+        "driver": drivers.driver_version() or ("found" if drivers.nvidia_driver() else "none"),
         "needs": f"driver {drivers.OLDEST_DRIVER[major]} or newer" if major in drivers.OLDEST_DRIVER else "",
         "libraries": ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in libraries.items()),
         "wheel": f"onnxruntime-gpu {ort.__version__} for CUDA {major}" if major else "no CUDA in this onnxruntime",
-        "card": told.get("card", ""),
-        "capability": told.get("capability") or (f"{capability[0]}.{capability[1]}" if capability else ""),
+        "card": drivers.cuda_card(index),
+        "capability": f"{capability[0]}.{capability[1]}" if capability else "",
     }
 
 
@@ -184,7 +185,7 @@ ROWS = (
         title="CPU",
         key=CPU,
         memory="cpu",
-        package="onnxruntime",
+        packages=("onnxruntime",),
         attach=lambda options, index: {"providers": [CPU]},
         absent=_nothing,
         explain=lambda problem, index: "",
@@ -196,13 +197,14 @@ ROWS = (
         title="CUDA",
         key="CUDAExecutionProvider",
         memory="cuda",
-        package="lsuv-cli[cuda]",
+        packages=("onnxruntime-gpu",),
         attach=_with_cuda,
         absent=_no_cuda,
         explain=_explained_cuda,
         free_memory=lambda index: drivers.cuda_free_memory(cuda_major(), index),
         facts=_cuda_facts,
         automatic=True,
+        counted_by_ray=True,
         splits=CUDA_SPLITS,
     ),
     Provider(
@@ -210,7 +212,7 @@ ROWS = (
         title="WebGPU",
         key="WebGpuExecutionProvider",
         memory="webgpu",
-        package="lsuv-cli[webgpu]",
+        packages=("onnxruntime-ep-webgpu",),
         attach=_with_webgpu,
         absent=_no_webgpu,
         explain=lambda problem, index: "",

@@ -21,6 +21,7 @@ from typing import Any
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.interruption import POLITE
 from lsuv_cli.scaling import devices
+from lsuv_cli.scaling.providers import ROWS, Provider
 from lsuv_cli.scratch import PREFIX, Scratch
 from lsuv_cli.settings import Settings
 from lsuv_cli.workers import keeper
@@ -192,13 +193,20 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
 
 
 def _gpus(settings: Settings) -> bool:
-    """Whether each worker is to have a CUDA device of its own."""
+    """Whether each worker is to have a device of its own, such as a CUDA device."""
     assert isinstance(settings.workers, int)
-    if settings.device.lower() not in {"auto", "cuda"} or devices.unfit("cuda", 0):
+    row = next((row for row in _counted(settings.device) if not devices.unfit(row.name, 0)), None)
+    if row is None:
         return False
-    if reason := devices.unfit("cuda", settings.workers - 1):
-        raise LsuvError(f"`workers={settings.workers}` wants a CUDA device for each: {reason}")
+    if reason := devices.unfit(row.name, settings.workers - 1):
+        raise LsuvError(f"`workers={settings.workers}` wants a {row.title} device for each: {reason}")
     return True
+
+
+def _counted(device: str) -> list[Provider]:
+    """The providers that a request may mean and whose devices Ray counts; none if it names one device by its number."""
+    asked = device.lower()
+    return [row for row in ROWS if row.counted_by_ray and (asked == row.name or (asked == "auto" and row.automatic))]
 
 
 def _slots(ray: Any, settings: Settings) -> list[Slot]:
@@ -206,7 +214,7 @@ def _slots(ray: Any, settings: Settings) -> list[Slot]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     slots: list[Slot] = []
-    wants_gpus = settings.device.lower() in {"auto", "cuda"}
+    wants_gpus = bool(_counted(settings.device))
     for node in ray.nodes():
         has = node.get("Resources", {}) if node.get("Alive") else {}
         cores, gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0)) if wants_gpus else 0

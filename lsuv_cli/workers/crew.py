@@ -253,7 +253,8 @@ class Crew:
         for number, hand in sorted(self.hands.items()):
             batches = sum(len(self.ranges[share]) for share, owner in self.owner.items() if owner == number)
             place, data = hand.place, self._way.get(number, "") if batches else ""
-            found.append(WorkerReport(place.host, place.address, place.pid, place.device, batches, data))
+            here = (place.host, place.address, place.pid, place.device)
+            found.append(WorkerReport(*here, batches, data, place.reason))
         return tuple(found)
 
     def close(self) -> None:

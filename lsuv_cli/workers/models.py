@@ -192,7 +192,8 @@ def _apart(
 
 def _signed(report: Report, way: str) -> Report:
     """The report with this process as its worker."""
-    me = WorkerReport(*whereabouts(), os.getpid(), report.device, report.batches, way if report.batches else "")
+    data = way if report.batches else ""
+    me = WorkerReport(*whereabouts(), os.getpid(), report.device, report.batches, data, report.device_reason)
     return replace(report, workers=(me,))
 
 

@@ -120,6 +120,7 @@ class SharedPass:
 
     def _take(self, share: int, ran: Ran) -> None:
         self._waiting[share] = ran.waiting
+        self.crew.told += [warning for warning in ran.refused if warning not in self.crew.told]
 
     def _progress(self, running: dict[int, tuple[Hand, Any]], results: dict[int, Ran]) -> int:
         """How many batches all workers together have run."""

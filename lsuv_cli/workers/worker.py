@@ -90,6 +90,7 @@ class Ran:
     sums: list[list[Any]]
     types: dict[str, TypeProto]
     waiting: int
+    refused: tuple[str, ...] = ()  # what the worker's device has not taken so far, so that its host ran it
 
 
 class Numbered(Sequence[Batch]):
@@ -165,7 +166,7 @@ class Worker:
                 if self.stopped or (first and len(sums) == 1 and not is_trusted(model, part)):
                     break
             names = sorted(mine.frontier.kept[0]) if mine.frontier.kept and len(sums) == len(mine.batches) else []
-            return Ran(sums, mine.types(names), mine.waiting)
+            return Ran(sums, mine.types(names), mine.waiting, tuple(dict.fromkeys(self.device.refused)))
 
         return _guarded(go)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lsuv_cli import examination
 from lsuv_cli.examination import TYPES
 from lsuv_cli.scaling import devices, runtime, shares
 from lsuv_cli.scaling.frontier import Frontier
+from lsuv_cli.scaling.providers import PROVIDERS, ROWS
 from shell import lsuv
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -70,6 +72,15 @@ def test_a_device_that_cannot_be_used_is_the_diagnosis(monkeypatch):
     told = json.loads(lsuv("doctor", "--device", "webgpu:1", "--json").out)
     assert told["device"] == ""
     assert told["exit_code"] == 1
+    assert list(told["memory"]) == ["host_free", "device_free", "device_total", "host_peak", "device_peak"]
+
+
+def test_versions_of_the_packages_of_all_providers_are_told(monkeypatch):
+    row = replace(PROVIDERS["cpu"], name="new", packages=("typer", "not-installed"))
+    monkeypatch.setattr(examination, "ROWS", (*ROWS, row))
+    told = examination._versions()
+    assert {"onnx", "numpy", "typer", "Python", "system"} <= set(told)
+    assert "not-installed" not in told
 
 
 def test_a_device_that_does_not_exist_is_a_bad_request():

@@ -147,22 +147,6 @@ def test_a_new_device_is_a_new_row(monkeypatch):
 
 # A device that does not take a stage
 
-REFUSES = "Exception during initialization: Training mode does not support BN opset 14 (or higher) yet."
-
-
-@pytest.fixture
-def picky(monkeypatch):
-    """A device whose sessions are refused; what it says."""
-    says = [REFUSES]
-
-    def attach(options, index):
-        raise RuntimeError(says[0])
-
-    row = replace(PROVIDERS["cpu"], name="picky", title="Picky", memory="picky", attach=attach)
-    monkeypatch.setattr(devices, "PROVIDERS", {**PROVIDERS, "picky": row})
-    monkeypatch.setattr(devices, "probe", lambda provider, index: "")
-    return says
-
 
 def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
     data = normal(12, 8, seed=3)
@@ -172,7 +156,7 @@ def test_a_stage_that_the_device_does_not_take_runs_on_the_host(picky):
     assert there.report.exit_code == 0
     (warning,) = there.report.warnings
     assert warning == (
-        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {REFUSES}"
+        f"a stage ran on the CPU, because Picky device 0 does not take it: onnxruntime cannot run the model: {picky[0]}"
     )
     assert here.report.warnings == ()
 
@@ -185,7 +169,9 @@ def test_a_device_that_runs_out_of_memory_is_not_replaced_by_the_host(picky):
 
 def test_the_probe_takes_no_session_on_the_host():
     row = replace(PROVIDERS["cpu"], memory="other", attach=lambda options, index: {"providers": options.of_none})
-    assert "of_none" in devices.probe(row, 0)
+    told = devices.probe(row, 0)
+    assert "of_none" in told
+    assert told.endswith("; update the driver of CPU device 0, or use `device=cpu`")
 
 
 def test_the_doctor_notices_that_a_stage_ran_on_the_host(monkeypatch, picky):
@@ -209,7 +195,7 @@ def test_the_probe_notices_wrong_numbers(monkeypatch):
 
 def test_the_probe_notices_that_a_session_took_another_provider():
     row = replace(PROVIDERS["cpu"], key="GoneExecutionProvider", title="Gone")
-    assert "onnxruntime gives no session on Gone" in devices.probe(row, 0)
+    assert "onnxruntime gives no session on Gone, 1 thread; use `device=cpu`" in devices.probe(row, 0)
 
 
 def test_the_probe_tells_what_a_failure_inside_a_node_means(monkeypatch):

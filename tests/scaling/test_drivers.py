@@ -1,4 +1,4 @@
-"""What a system has for a device: libraries by their names, a CUDA runtime's answers, nvidia-smi's text."""
+"""What a system has for a device: libraries by their names, what CUDA and nvidia-smi tell."""
 
 import ctypes
 import sys
@@ -87,25 +87,57 @@ def test_a_runtime_without_such_functions_does_not_tell(monkeypatch):
     assert drivers.cuda_free_memory(13, 0) is None
 
 
+class Driver:
+    """NVIDIA's driver with two cards."""
+
+    def __init__(self, fails=0):
+        self.fails = fails
+
+    def cuInit(self, flags):  # noqa: N802
+        assert flags == 0
+        return self.fails
+
+    def cuDeviceGet(self, place, index):  # noqa: N802
+        place._obj.value = 70 + index.value
+        return 0 if index.value in {0, 1} else 101
+
+    def cuDeviceGetName(self, name, size, device):  # noqa: N802
+        name.value = {70: b"ACME 9000", 71: b" ACME \xff "}[device.value]
+        return 0 if size == len(name) else 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "index", "expected"),
+    [(Driver(), 0, "ACME 9000"), (Driver(), 1, "ACME \ufffd"), (Driver(), 2, ""), (Driver(100), 0, ""), (None, 0, ""),
+     (object(), 0, "")],
+)  # fmt: skip
+def test_the_name_of_a_card_is_the_drivers(driver, index, expected, monkeypatch):
+    monkeypatch.setattr(drivers, "load", lambda name: driver)
+    assert drivers.cuda_card(index) == expected
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 @pytest.mark.parametrize(
     ("does", "expected"),
     [
-        ("echo ' 580.65, ACME 9000 , 9.0'", {"driver": "580.65", "card": "ACME 9000", "capability": "9.0"}),
-        ("echo 'No devices were found'", {}),
-        ("echo 1, 2, 3; exit 6", {}),
+        ("echo 580.65.06; echo 580.65.06", "580.65.06"),
+        ("echo ' 591.1'", "591.1"),
+        ("echo 'No devices were found'", ""),
+        ("echo 580.65; exit 6", ""),
+        ("printf '\\377'", ""),
+        (":", ""),
     ],
 )
-def test_what_nvidia_smi_tells(does, expected, tmp_path, monkeypatch):
+def test_the_version_of_the_driver_is_what_nvidia_smi_tells(does, expected, tmp_path, monkeypatch):
     script = tmp_path / "nvidia-smi"
     script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n{does}\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert drivers.nvidia_smi(3) == expected
+    assert drivers.driver_version() == expected
     asked = (tmp_path / "arguments").read_text().split()
-    assert asked == ["--id=3", "--query-gpu=driver_version,name,compute_cap", "--format=csv,noheader"]
+    assert asked == ["--query-gpu=driver_version", "--format=csv,noheader"]
     script.unlink()
-    assert drivers.nvidia_smi(3) == {}
+    assert drivers.driver_version() == ""
 
 
 def test_the_version_of_a_package():

@@ -1,6 +1,8 @@
 """The table of execution providers: what a session is given, and why one cannot be had, for machines of every kind."""
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import onnxruntime as ort
@@ -32,6 +34,18 @@ def test_names_are_those_of_onnxruntime():
     assert [row.name for row in providers.ROWS] == ["cpu", "cuda", "webgpu"]
     assert [row.memory for row in providers.ROWS] == ["cpu", "cuda", "webgpu"]
     assert [row.name for row in providers.ROWS if row.automatic] == ["cuda"]
+
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_help_and_documentation_name_the_devices_of_the_table():
+    named = [row.name if row.memory == "cpu" else f"{row.name}[:N]" for row in providers.ROWS]
+    (automatic,) = [row.title for row in providers.ROWS if row.automatic]
+    sentence = f"auto, {', '.join(named[:-1])} or {named[-1]}; auto is {automatic}, else the CPU."
+    assert sentence in (DOCS / "commands.md").read_text()  # which is made from --help
+    page = (DOCS / "devices.md").read_text()
+    assert re.findall(r"^\| `([^`]+)` \|", page.partition("\n\n`auto` takes")[0], flags=re.M) == ["--device", *named]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ def test_a_refusal_is_explained_by_its_text_or_by_missing_libraries(machine):
 
 
 def test_the_facts_about_cuda(machine, monkeypatch):
-    monkeypatch.setattr(drivers, "nvidia_smi", lambda index: {})
+    monkeypatch.setattr(drivers, "driver_version", lambda: "")
     machine(absent=("cudnn",))
     found = CUDA.facts(0)
     assert found["driver"] == "found"
@@ -128,9 +142,12 @@ def test_the_facts_about_cuda(machine, monkeypatch):
     found = CUDA.facts(0)
     assert found["driver"] == "none"
     assert (found["needs"], found["libraries"], found["wheel"]) == ("", "", "no CUDA in this onnxruntime")
-    monkeypatch.setattr(drivers, "nvidia_smi", lambda index: {"driver": "580.1", "card": "A", "capability": "9.0"})
-    found = CUDA.facts(0)
-    assert (found["driver"], found["card"], found["capability"]) == ("580.1", "A", "9.0")
+    machine()
+    monkeypatch.setattr(drivers, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(drivers, "cuda_card", lambda index: f"card {index}")
+    monkeypatch.setattr(drivers, "cuda_capability", lambda major, index: (major - 4, index))
+    found = CUDA.facts(2)
+    assert (found["driver"], found["card"], found["capability"]) == ("580.1", "card 2", "9.2")
 
 
 @pytest.fixture

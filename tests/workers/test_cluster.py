@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lsuv_cli.errors import LsuvError
+from lsuv_cli.scaling import devices
+from lsuv_cli.settings import Settings
 from lsuv_cli.workers import cluster, keeper
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked up in /proc")
@@ -73,3 +76,20 @@ def test_a_request_to_stop_while_ray_starts_is_carried_out_by_our_handler() -> N
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "each_has_one"),
+    [("auto", 2, True), ("CUDA", 2, True), ("cuda:0", 2, False), ("auto", 0, False), ("cuda", 0, False),
+     ("cpu", 2, False), ("webgpu", 2, False)],
+)  # fmt: skip
+def test_each_worker_has_a_cuda_device_of_its_own_where_there_are_some(monkeypatch, device, cards, each_has_one):
+    """As many workers as cards; one that is asked for by its number is shared."""
+    monkeypatch.setattr(devices, "unfit", lambda name, index: "" if index < cards else f"no device {index}")
+    assert cluster._gpus(Settings(device=device, workers=2)) == each_has_one
+
+
+def test_more_workers_than_cuda_devices(monkeypatch):
+    monkeypatch.setattr(devices, "unfit", lambda name, index: "" if index < 2 else f"no device {index}")
+    with pytest.raises(LsuvError, match="`workers=3` wants a CUDA device for each: no device 2"):
+        cluster._gpus(Settings(device="auto", workers=3))

@@ -5,9 +5,11 @@ test_ray.py tells the same on Ray.
 
 import pickle
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from helpers import model, normal
@@ -17,6 +19,7 @@ from lsuv_cli.data.batches import from_arrays
 from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.data.reading import read
 from lsuv_cli.errors import LsuvError
+from lsuv_cli.scaling.devices import open_device
 from lsuv_cli.workers.worker import Sight, Worker
 from shell import lsuv
 from stories import BATCH, SAMPLES, STORIES, bits, figures, tanhs
@@ -167,9 +170,45 @@ def test_report_and_json_say_how_many_and_where(engine):
     assert told[0]["device"] == "CPU, 1 thread"
 
 
-def test_verbose_shows_who_does_what(engine, tmp_path):
-    import onnx
+@pytest.fixture
+def picky_workers(picky, monkeypatch):
+    """Workers with a device that takes no session, and a driver with the CPU; what that device says."""
+    monkeypatch.setattr("lsuv_cli.workers.worker.open_device", lambda device, threads: open_device("picky", threads))
+    return picky[0]
 
+
+def test_a_stage_that_a_workers_device_does_not_take_is_told_once(engine, picky_workers):
+    """Each of four stages and the verification runs on the host of either worker."""
+    graph, data = tanhs(), normal(SAMPLES, 16)
+    several = initialize(graph, data, workers=2, **ONE)
+    (warning,) = several.report.warnings
+    assert warning.startswith("a stage ran on the CPU, because Picky device 0 does not take it: ")
+    assert warning.endswith(picky_workers)
+    assert bits(several) == bits(initialize(graph, data, **ONE))
+
+
+def test_a_refusal_is_told_by_the_worker_that_takes_over(monkeypatch, picky_workers):
+    """The only worker is lost at its first stage."""
+    with installed(monkeypatch, Engine(lost_at=[(1, "run")])):
+        report = initialize(tanhs(), normal(SAMPLES, 16), workers=1, **ONE).report
+    assert sum("a stage ran on the CPU" in warning for warning in report.warnings) == 1
+    assert sum("was replaced" in warning for warning in report.warnings) == 1
+
+
+def test_a_workers_reason_for_its_device_is_told_where_it_is_not_the_drivers(engine, monkeypatch, tmp_path):
+    onnx.save(tanhs(), tmp_path / "m.onnx")
+    np.save(tmp_path / "c.npy", normal(SAMPLES, 16))
+    reasons = iter(["as asked", "CUDA cannot be used: no card"])
+    elsewhere = lambda device, threads: replace(open_device(device, threads), reason=next(reasons))  # noqa: E731
+    monkeypatch.setattr("lsuv_cli.workers.worker.open_device", elsewhere)
+    words = ["--threads", 1, "--device", "cpu", "--batch-size", BATCH, "--workers", 2]
+    done = lsuv("check", tmp_path / "m.onnx", "--data", tmp_path / "c.npy", *words, "-v")
+    first, second = [line for line in done.out.splitlines() if line.startswith("worker ")]
+    assert first.endswith("; CPU, 1 thread; 5 batches read")
+    assert second.endswith("; CPU, 1 thread (CUDA cannot be used: no card); 5 batches read")
+
+
+def test_verbose_shows_who_does_what(engine, tmp_path):
     onnx.save(tanhs(), tmp_path / "m.onnx")
     np.save(tmp_path / "c.npy", normal(SAMPLES, 16))
     words = ["--threads", 1, "--device", "cpu", "--batch-size", BATCH, "--workers", 2]
@@ -220,8 +259,6 @@ def test_workers_as_text(right):
 
 def test_without_ray_one_line_says_how_to_get_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    import onnx
-
     onnx.save(tanhs(), tmp_path / "m.onnx")
     np.save(tmp_path / "c.npy", normal(SAMPLES, 16))
     done = lsuv("check", tmp_path / "m.onnx", "--data", tmp_path / "c.npy", "--workers", "2")
