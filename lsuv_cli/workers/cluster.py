@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lsuv_cli import interruption
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.interruption import POLITE
 from lsuv_cli.scaling import devices
@@ -30,7 +31,10 @@ REACH_SECONDS = 10.0  # for the first connection to a cluster
 # Seconds for all workers to start, for the first one, and for one in a lost one's place; beyond them a cluster has no
 # room. A local Ray has, but other work may have the cores.
 START_SECONDS, FIRST_SECONDS, REPLACE_SECONDS = 60.0, 600.0, 30.0
-LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
+# Bytes of a temporary directory: the path of a socket has at most 107, and with the largest process id this is the
+# longest of them there.
+LONGEST_SOCKET = ".lsuv-0123456789abcdef/session_2026-11-18_13-32-08_235914_4194304/sockets/plasma_store"
+LONGEST_PLACE = 107 - len(f"/{LONGEST_SOCKET}")
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -70,6 +74,12 @@ class Cluster:
 def opened(settings: Settings) -> Iterator[Cluster]:
     """The Ray that `workers` asks for, as long as the context lasts."""
     ray = _module(settings)
+    with interruption.relying_on("Ray"), _running(ray, settings) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _running(ray: Any, settings: Settings) -> Iterator[Cluster]:
     request = settings.workers
     if ray.is_initialized():  # by the caller, who also ends it
         yield _existing(ray, settings)
@@ -95,7 +105,8 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 def _existing(ray: Any, settings: Settings) -> Cluster:
     """The cluster that this process has joined."""
-    return Cluster(ray, _slots(ray, settings), lambda: None, beside=not ray.util.client.ray.is_connected())
+    beside = not ray.util.client.ray.is_connected()
+    return Cluster(ray, _slots(ray, settings), lambda: None, beside=beside, start_seconds=START_SECONDS)
 
 
 def _join(ray: Any, request: str) -> None:
@@ -225,7 +236,7 @@ def _short_place() -> Path:
     """A temporary directory short enough for the paths of sockets."""
     place = Path(tempfile.gettempdir())
     short = Path("/tmp")
-    return short if len(str(place)) > LONGEST_PLACE and short.is_dir() else place
+    return short if len(os.fsencode(place)) > LONGEST_PLACE and short.is_dir() else place
 
 
 @contextlib.contextmanager

@@ -129,6 +129,13 @@ def test_work_that_loses_every_worker_is_an_error_of_one_line(monkeypatch):
         initialize(tanhs(), normal(SAMPLES, 16), workers=2, **ONE)
 
 
+def test_a_worker_that_is_killed_while_it_starts_is_told_as_that(monkeypatch):
+    with installed(monkeypatch, Engine(lost_at=[(2, "place")])), pytest.raises(LsuvError) as problem:
+        initialize(tanhs(), normal(SAMPLES, 16), workers=2, **ONE)
+    assert str(problem.value).startswith("a worker ended while it started (it was killed)")
+    assert "lsuv-cli" not in str(problem.value)  # it is no matter of versions
+
+
 def test_an_error_in_a_worker_is_the_error_of_one_process(engine):
     graph = model("x (float[N,4] x) => (y) { r = MatMul(x, w) y = Reshape(r, s) }", w=normal(4, 4), s=np.array([4, 4]))
     with pytest.raises(LsuvError) as one:
