@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -92,15 +93,22 @@ def _running(ray: Any, settings: Settings) -> Iterator[Cluster]:
     try:
         _join(ray, request)
     except Exception as problem:  # Ray raises ConnectionError, RuntimeError, ValueError and its own
-        reason = " ".join(str(problem).split())[:200]
         raise LsuvError(
-            f"`workers={request!r}`: no Ray cluster could be joined ({reason}); start one, or give a number of "
-            "workers on this machine"
+            f"`workers={request!r}`: no Ray cluster could be joined ({_reason(problem)}); start one, or give a "
+            "number of workers on this machine"
         ) from None
     try:
         yield _existing(ray, settings)
     finally:
         ray.shutdown()
+
+
+def _reason(problem: BaseException) -> str:
+    """Ray's words in one line; of a traceback that came from a server, what stands at its end."""
+    text = str(problem).rstrip()
+    if "Traceback (most recent call last)" in text:
+        text = re.split(r"\n(?=\w)", text)[-1]
+    return " ".join(text.split())[:200]
 
 
 def _existing(ray: Any, settings: Settings) -> Cluster:
@@ -191,8 +199,7 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
                 watch()
                 ray.shutdown()
                 if attempt == ATTEMPTS - 1:
-                    reason = " ".join(str(problem).split())[:200]
-                    raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
+                    raise LsuvError(f"Ray does not start here ({_reason(problem)}); leave out `workers`") from None
         watch()
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lsuv_cli import Settings
+from lsuv_cli.errors import LsuvError
 from lsuv_cli.workers import cluster, keeper
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked up in /proc")
@@ -73,3 +75,30 @@ def test_a_request_to_stop_while_ray_starts_is_carried_out_by_our_handler() -> N
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
+
+
+TRACEBACK = """Initialization failure from server:
+Traceback (most recent call last):
+  File "proxier.py", line 772, in Datapath
+    raise RuntimeError(
+RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.
+"""
+
+
+class RayWithoutRoom:
+    @staticmethod
+    def is_initialized() -> bool:
+        return False
+
+    @staticmethod
+    def init(**_: object) -> None:
+        raise ConnectionAbortedError(TRACEBACK)
+
+
+def test_of_a_servers_traceback_the_end_is_told(monkeypatch):
+    monkeypatch.setattr(cluster, "_module", lambda settings: RayWithoutRoom)
+    monkeypatch.setattr(cluster, "_address_here", lambda: "auto")
+    with pytest.raises(LsuvError) as problem, cluster.opened(Settings(workers="auto")):
+        pass
+    assert "(RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err" in str(problem.value)
+    assert "Traceback" not in str(problem.value)
