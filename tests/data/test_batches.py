@@ -27,7 +27,8 @@ def test_fewer_samples_than_the_fixed_batch() -> None:
 
 
 def test_a_limit_below_the_fixed_batch() -> None:
-    assert "fixed batch of 4" in message(normal(9, 2), InputSpec("x", "float32", (4, 2)), limit=3)
+    text = message(normal(9, 2), InputSpec("x", "float32", (4, 2)), limit=3)
+    assert "3 samples do not fill the model's fixed batch of 4; raise the limit to at least 4" in text
 
 
 def test_a_batch_size_other_than_the_fixed_one() -> None:
