@@ -1,5 +1,6 @@
 """Files in and out: external data, atomic writes, nothing lost."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from helpers import model, normal
 from independent import layer_variances, stored
 from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.draft import Draft, _Weights
 from lsuv_cli.model.file import load
+from lsuv_cli.model.places import Held, Range
 from lsuv_cli.outputs import Target
+from lsuv_cli.spool import Spool
 
 rng = np.random.default_rng(11)
 X = rng.standard_normal((64, 32)).astype(np.float32)
@@ -292,3 +295,56 @@ def test_a_tensor_that_is_stored_again_takes_its_old_place(tmp_path):
     np.testing.assert_array_equal(
         numpy_helper.to_array(onnx.load(tmp_path / "o.onnx").graph.initializer[0]), 3 * normal(80, 80)
     )
+
+
+def two_weights() -> onnx.ModelProto:
+    return model("g (float[N,80] x) => (y) { a = MatMul(x, v) y = MatMul(a, w) }", v=normal(80, 80), w=normal(80, 80))
+
+
+@pytest.mark.parametrize(("room", "kinds"), [(1 << 40, [Held, Range]), (100, [Held, Held])])
+def test_new_weights_that_are_many_wait_in_a_temporary_file_if_there_is_room(room, kinds, monkeypatch):
+    monkeypatch.setattr("lsuv_cli.model.draft.IN_MEMORY", 80 * 80 * 4)
+    monkeypatch.setattr("lsuv_cli.model.draft.room", lambda: room)
+    with Draft(load(two_weights()), None) as draft:
+        for factor, held in enumerate(draft.file.proto.graph.initializer, start=2):
+            draft.store(held, factor * normal(80, 80))
+        made = draft.finish({})
+        assert [type(place) for place in made.parked.values()] == kinds
+        first, second = (numpy_helper.to_array(held) for held in made.embedded().graph.initializer)
+    np.testing.assert_array_equal(first, 2 * normal(80, 80))
+    np.testing.assert_array_equal(second, 3 * normal(80, 80))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize(("spooled", "told"), [(False, "o.onnx"), (True, "the temporary file /dev/full")])
+def test_a_full_disk_is_told_with_the_name_of_the_output_or_of_the_temporary_file(tmp_path, spooled, told):
+    weights = _Weights(Path("/dev/full"), target(tmp_path / "o.onnx"), Spool("weights") if spooled else None)
+    with pytest.raises(OutputError, match=told):
+        weights.write([bytes(1 << 20)], 1 << 20)
+    weights.write([b"few"], 3)
+    with pytest.raises(OutputError, match=told):
+        weights.flush()
+    with contextlib.suppress(OSError):
+        weights.file.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(OSError(28, "No space left"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_a_draft_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, raised, seen):
+    def fails(*given):
+        raise raised
+
+    monkeypatch.setattr("lsuv_cli.model.draft._Weights", fails)
+    with pytest.raises(seen), Draft(load(chain(1)), target(tmp_path / "o.onnx")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_published_model_is_read_from_its_new_place(tmp_path):
+    with Draft(load(two_weights()), target(tmp_path / "o.onnx")) as draft:
+        draft.finish({})
+        draft.publish()
+    assert draft.result is not None
+    assert draft.result.path == tmp_path / "o.onnx"
+    np.testing.assert_array_equal(draft.result.array(draft.result.proto.graph.initializer[0]), normal(80, 80))

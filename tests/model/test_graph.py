@@ -421,3 +421,17 @@ def test_constant_random_and_varying_values():
     assert graph.captured == {at["z"]: ("k", "n")}
     assert list(graph.reads(at["z"])) == ["c", "k", "n"]
     assert graph.readers["k"] == (at["z"], at["y"])
+
+
+def test_an_attribute_whose_text_is_not_utf_8():
+    node = helper.make_node("Op", [], [], activation=b"Rel\xff")
+    assert graphs.attribute(node, "activation") == "Rel\ufffd"
+
+
+def test_memory_that_runs_out_is_no_failure_of_folding(monkeypatch):
+    def full(*given, **more):
+        raise MemoryError
+
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", full)
+    with pytest.raises(MemoryError):
+        graph_of("g (float[N,2] x) => (y) { n = Neg(w) y = MatMul(x, n) }", w=normal(2, 2)).evaluate("n")

@@ -527,3 +527,8 @@ def test_a_value_that_is_an_output_keeps_its_constant_apart():
 def test_the_bias_behind_a_convolution(shape, is_bias):
     every = found("c = Conv(p, k) y = Add(c, b)", "float[N,3,9,9] p", k=normal(6, 3, 3, 3), b=normal(*shape))
     assert (every.layers[0].bias is not None) == is_bias
+
+
+def test_the_target_of_a_layer_is_1_unless_another_is_given():
+    (layer,) = layers.find(graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))).layers
+    assert layer.target == 1.0
