@@ -348,3 +348,25 @@ def test_a_published_model_is_read_from_its_new_place(tmp_path):
     assert draft.result is not None
     assert draft.result.path == tmp_path / "o.onnx"
     np.testing.assert_array_equal(draft.result.array(draft.result.proto.graph.initializer[0]), normal(80, 80))
+
+
+def test_tensors_in_a_data_file_begin_at_pages_so_that_they_can_be_mapped(tmp_path):
+    onnx.save(two_weights(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        draft.finish({})
+        draft.publish()
+    held = onnx.load(tmp_path / "o.onnx", load_external_data=False).graph.initializer
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in held]
+    assert [int(place["offset"]) % 4096 for place in places] == [0, 0]
+    assert int(places[1]["offset"]) == 28672  # the first page behind 80·80·4 bytes
+
+
+def test_a_draft_in_memory_reads_what_is_still_in_the_inputs_files(tmp_path):
+    given = two_weights()
+    expected = {"v": normal(80, 80), "w": normal(80, 80), "small": normal(3)}
+    given.graph.initializer.append(numpy_helper.from_array(normal(3), "small"))
+    onnx.save(given, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=100, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), None) as draft:
+        now = draft.in_memory()
+        for tensor in now.proto.graph.initializer:
+            np.testing.assert_array_equal(now.array(tensor), expected[tensor.name])

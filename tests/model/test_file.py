@@ -295,3 +295,15 @@ def test_a_name_that_is_not_utf_8():
     data = model("g (float[N,4] x) => (yyyy) { yyyy = Neg(x) }").SerializeToString()
     with pytest.raises(ModelError, match=r"is not UTF-8|is not an ONNX file"):
         load(data.replace(b"yyyy", b"y\xff\xfey"))
+
+
+def test_an_empty_tensor_whose_file_is_missing_can_be_made_up(tmp_path):
+    proto = model("g (float[N,4] x) => (y, e) { y = Neg(x) }")
+    for name, dims in (("e", [0, 4]), ("w", [2])):
+        held = proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims)
+        held.data_location = TensorProto.EXTERNAL
+        held.external_data.add(key="location", value="gone.bin")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    assert [tensor.name for tensor in load(tmp_path / "m.onnx", without_weights=True).absent] == ["e", "w"]
+    with pytest.raises(ModelError, match="or let `lsuv init` make the values up"):
+        load(tmp_path / "m.onnx")

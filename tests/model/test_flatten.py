@@ -286,10 +286,11 @@ def test_the_inputs_of_a_body_shadow_the_values_of_the_function_around_it():
     np.testing.assert_array_equal(found, -np.vstack([X, 2 * X, 3 * X]))
 
 
-def test_a_tower_of_functions_is_refused_at_once():
+@pytest.mark.parametrize("depth", [60, 61])
+def test_a_tower_of_functions_is_refused_at_once(depth):
     """2^60 nodes: each function is counted once."""
     with pytest.raises(ModelError, match="nodes once its functions are written out"):
-        flatten.flatten(nested(60), {})
+        flatten.flatten(nested(depth), {})
 
 
 def test_a_node_inside_a_function_is_named_after_the_call():
@@ -297,3 +298,15 @@ def test_a_node_inside_a_function_is_named_after_the_call():
         <domain: "local", opset_import: ["" : 18]> f (p) => (r) { [inner] t = Neg(p) r = Relu(t) }"""
     nodes = flatten.flatten(model(text), {}).nodes
     assert [node.name for node in nodes] == ["first/inner", "", "second/inner", ""]
+    again = flatten.flatten(model(text.replace("second", "first")), {}).nodes
+    assert len({name for node in again for name in node.output}) == 4  # values differ, whatever calls are named
+
+
+@pytest.mark.parametrize(("given", "slope"), [("<alpha=0.5>", 0.5), ("", 0.25)])
+def test_an_attribute_of_a_call_reaches_the_nodes_of_bodies_inside_the_function(given, slope):
+    text = f"""g (float[N,4] x, bool c) => (float[N,4] y) {{ y = local.f{given}(x, c) }}
+        <domain: "local", opset_import: ["" : 18]> f <alpha: float = 0.25> (a, c) => (b) {{
+            b = If(c) <then_branch = t () => (float[N,4] o) {{ o = LeakyRelu<alpha: float = @alpha>(a) }},
+                       else_branch = e () => (float[N,4] o) {{ o = Neg(a) }}> }}"""
+    (found,) = run_flat(text, x=X, c=np.array(True))
+    np.testing.assert_allclose(found, np.where(X > 0, X, slope * X))

@@ -477,3 +477,8 @@ def test_a_weight_that_is_dropped_at_random_is_written_only_if_one_layer_has_it_
     assert list(decided.left_alone) == left
     assert all(reason in found for found in decided.left_alone.values())
     assert not decided.edits
+
+
+def test_a_model_whose_layers_have_weights_of_their_own_is_not_warned_about():
+    result = initialize(model("g (float[N,8] x) => (y) { y = MatMul(x, w) }", w=normal(8, 8)), X)
+    assert not any("shared by several layers" in warning for warning in result.report.warnings)

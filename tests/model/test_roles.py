@@ -220,3 +220,9 @@ def test_a_number_that_a_shape_is_computed_from_is_structure_whichever_operator_
     reader.input[position], reader.input[6] = f"x{position}", "s"  # an input that is no shape
     proto.graph.input.add(name=f"x{position}")
     assert roles(graphs.build(proto, Source())) == {"t": "norm scale"}
+
+
+@pytest.mark.parametrize("op", ["Shape", "Size"])
+def test_a_tensor_whose_shape_alone_is_read_shapes_nothing(op):
+    text = f"g (float[N,8] x) => (y) {{ s = {op}(b) u = Unsqueeze(s, o) r = Reshape(x, u) y = Add(r, b) }}"
+    assert roles(graph_of(text, b=normal(8), o=np.array([0])))["b"] == "bias"
