@@ -16,6 +16,8 @@ from helpers import model, normal
 from independent import layer_variances, stored
 from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import layers
 from lsuv_cli.model.draft import Draft, _Weights
 from lsuv_cli.model.file import load
 from lsuv_cli.model.places import Held, Range
@@ -370,3 +372,26 @@ def test_a_draft_in_memory_reads_what_is_still_in_the_inputs_files(tmp_path):
         now = draft.in_memory()
         for tensor in now.proto.graph.initializer:
             np.testing.assert_array_equal(now.array(tensor), expected[tensor.name])
+
+
+def test_a_large_tensor_of_a_branch_is_in_the_model_itself():
+    """Only tensors of the main graph are parked: others stand inside of nodes, which run as they are."""
+    given = model("""g (float[N,4] x, bool c) => (float[N,4] y) {
+        y = If(c) <then_branch = t () => (float[N,4] o) { o = Neg(x) },
+                   else_branch = e () => (float[N,4] o) { o = Abs(x) }> }""")
+    with Draft(load(given), None) as draft:
+        branch = draft.file.proto.graph.node[0].attribute[0].g
+        draft.append(branch, "new", normal(5000))
+        (held,) = draft.finish({}).embedded().graph.node[0].attribute[0].g.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(held), normal(5000))
+
+
+def test_what_was_stored_can_be_read_at_once_however_small(tmp_path):
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))
+    onnx.save(given, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        (held,) = draft.file.proto.graph.initializer
+        np.testing.assert_array_equal(draft.array(held), normal(4, 4))
+        draft.store(held, 3 * normal(4, 4))
+        np.testing.assert_array_equal(draft.array(held), 3 * normal(4, 4))
+        assert layers.find(graphs.build(draft.file.proto, draft)).layers[0].weight.place == "external"

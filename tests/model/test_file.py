@@ -307,3 +307,15 @@ def test_an_empty_tensor_whose_file_is_missing_can_be_made_up(tmp_path):
     assert [tensor.name for tensor in load(tmp_path / "m.onnx", without_weights=True).absent] == ["e", "w"]
     with pytest.raises(ModelError, match="or let `lsuv init` make the values up"):
         load(tmp_path / "m.onnx")
+
+
+def test_an_empty_tensor_in_a_data_file(tmp_path):
+    (tmp_path / "d.bin").write_bytes(b"data")
+    proto = model("g (float[N,4] x) => (y, e) { y = Neg(x) }")
+    held = proto.graph.initializer.add(name="e", data_type=TensorProto.FLOAT, dims=[0, 4])
+    held.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "d.bin"), ("offset", "4"), ("length", "0")):
+        held.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    file = load(tmp_path / "m.onnx")
+    assert file.array(file.proto.graph.initializer[0]).shape == (0, 4)

@@ -276,6 +276,10 @@ def test_names_of_a_functions_body_that_the_main_graph_has_too():
     nodes = flatten.flatten(before, {}).nodes
     made = [name for node in nodes for name in node.output]
     assert len(made) == len(set(made)) == 5
+    before = model(text.replace('"call/t"', "other"))
+    before.graph.initializer.append(numpy_helper.from_array(np.float32(1), "call/t"))  # which no node reads
+    flat = flatten.flatten(before, {})
+    assert flat.tensors.keys().isdisjoint(name for node in flat.nodes for name in node.output)
 
 
 def test_the_inputs_of_a_body_shadow_the_values_of_the_function_around_it():

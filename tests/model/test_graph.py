@@ -435,3 +435,12 @@ def test_memory_that_runs_out_is_no_failure_of_folding(monkeypatch):
     monkeypatch.setattr("onnx.reference.ReferenceEvaluator", full)
     with pytest.raises(MemoryError):
         graph_of("g (float[N,2] x) => (y) { n = Neg(w) y = MatMul(x, n) }", w=normal(2, 2)).evaluate("n")
+
+
+@pytest.mark.parametrize(("side", "known"), [(1 << 16, False), (1 << 4, True)])
+def test_a_constant_that_is_computed_by_way_of_a_huge_one_is_not_worked_out(side, known):
+    graph = graph_of("g (float[N,2] x) => (y) { h = Expand(one, s) m = ReduceMean<keepdims=0>(h) y = Mul(x, m) }",
+                     one=np.ones((1, 1), "f"), s=np.array([side, side]))  # fmt: skip
+    found = graph.known("m")
+    assert (found is not None) == known
+    assert found is None or found == 1

@@ -532,3 +532,17 @@ def test_the_bias_behind_a_convolution(shape, is_bias):
 def test_the_target_of_a_layer_is_1_unless_another_is_given():
     (layer,) = layers.find(graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))).layers
     assert layer.target == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Gemm(v, w, x)", "no input of the model reaches it"),
+        ("d = DequantizeLinear(q, s) n = Mul(d, s) y = MatMul(x, n)", "quantized"),
+    ],
+)
+def test_products_that_have_no_weight_to_initialize(body, reason):
+    tensors = {"v": normal(4, 4), "w": normal(4, 4), "q": np.ones((4, 4), np.int8), "s": np.float32(0.5)}
+    found = layers.find(graph_of(f"g (float[4,4] x) => (y) {{ {body} }}", **tensors))
+    assert not found.layers
+    assert reason in found.skipped[0].reason

@@ -111,3 +111,8 @@ def test_batches_of_different_ranks():
     result = initialize(proto, batches)
     outputs = np.concatenate([values(result.model, batch, ["y"])["y"].ravel() for batch in batches])
     assert outputs.var() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["/fc/MatMul", "/fc_1/MatMul", "/fc_12/MatMul"])
+def test_a_module_that_is_called_again_is_the_same_module(name):
+    assert module(name, stored=["fc.weight", "fc.bias", "other.weight"]) == "fc"

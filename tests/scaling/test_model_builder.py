@@ -174,3 +174,11 @@ def test_names_of_values_that_are_added(name, expected):
             nodes=(helper.make_node("Loop", ["n", "c", "x"], [names["output"]], body=inner),),
         )
         assert own_prefix(graph) == expected
+
+
+def test_a_node_that_makes_two_constants_is_added_once():
+    text = "g (float[N,2] x) => (y) { a, b = Split<num_outputs=2>(w) c = MatMul(x, a) y = Add(c, b) }"
+    builder = builder_of(text, w=normal(4, 2))
+    for name in ("a", "b"):
+        builder.need(name)
+    assert [node.op_type for node in builder.nodes] == ["Split"]

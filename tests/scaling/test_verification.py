@@ -361,3 +361,10 @@ def test_the_gauge_of_a_layer(body, shape, by_channel, plane, equal):
     found = verification._Measuring._gauge(measuring, layer, SimpleNamespace(steps=[]), sounding)
     assert (found.value, found.name, found.divisor) == ("y", "own:layer7", 1.0)
     assert (found.is_plane, found.equal_groups, found.channels is not None) == (plane, equal, by_channel)
+
+
+def test_the_weights_of_a_session_are_all_there_are_up_to_256_mib(monkeypatch):
+    graph = made("y = MatMul(x, w)", w=normal(4, 4))
+    assert verification.weights_at_once(graph) == 64
+    monkeypatch.setattr(verification, "VERIFY_BYTES", 40)
+    assert verification.weights_at_once(graph) == 40
