@@ -395,3 +395,14 @@ def test_what_was_stored_can_be_read_at_once_however_small(tmp_path):
         draft.store(held, 3 * normal(4, 4))
         np.testing.assert_array_equal(draft.array(held), 3 * normal(4, 4))
         assert layers.find(graphs.build(draft.file.proto, draft)).layers[0].weight.place == "external"
+
+
+def test_before_ir_4_a_branch_gets_a_constant_in_front_of_its_nodes():
+    given = model("""g (float[N,4] x, bool c) => (float[N,4] y) {
+        y = If(c) <then_branch = t () => (float[N,4] o) { o = Neg(x) },
+                   else_branch = e () => (float[N,4] o) { o = Abs(x) }> }""", ir=3)  # fmt: skip
+    with Draft(load(given), None) as draft:
+        branch = draft.file.proto.graph.node[0].attribute[0].g
+        draft.append(branch, "new", normal(3))
+        assert [node.op_type for node in branch.node] == ["Constant", "Neg"]
+        assert not branch.initializer

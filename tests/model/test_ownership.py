@@ -482,3 +482,19 @@ def test_a_weight_that_is_dropped_at_random_is_written_only_if_one_layer_has_it_
 def test_a_model_whose_layers_have_weights_of_their_own_is_not_warned_about():
     result = initialize(model("g (float[N,8] x) => (y) { y = MatMul(x, w) }", w=normal(8, 8)), X)
     assert not any("shared by several layers" in warning for warning in result.report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("h = RNN<hidden_size=8>(x, w, r) y = Neg(h)", []),
+        ("h = RNN<hidden_size=8>(x, w, r) y = MatMul(x, w)", ["h", "y"]),
+        ("h = RNN<hidden_size=8>(x, w, r) y = RNN<hidden_size=8>(x, w, s)", ["h", "y"]),
+    ],
+)
+def test_a_recurrent_layer_shares_its_weights_with_no_layer(body, left):
+    """Its matrices are not scaled, so that a shared one could not be both."""
+    tensors = {name: normal(1, 8, 8, seed=k) for k, name in enumerate("wrs")}
+    look = layers_of(graph_of(f"g (float[T,N,8] x) => (y) {{ {body} }}", **tensors))
+    decided = settle_weights(look.graph, look.layers, Tied.SHARE, recurrent=True)
+    assert sorted(decided.left_alone) == left

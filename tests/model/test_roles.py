@@ -105,7 +105,8 @@ def test_the_role_that_comes_first_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("shape", "role"), [((8,), "bias"), ((1, 8), "bias"), ((4, 8), "table"), ((1, 4, 1, 8), "table"), ((), "bias")]
+    ("shape", "role"),
+    [((8,), "bias"), ((1, 8), "bias"), ((4, 8), "table"), ((2, 8), "table"), ((1, 4, 1, 8), "table"), ((), "bias")],
 )
 def test_what_is_added_along_several_axes_is_a_table(shape, role):
     for op in ("Add", "Sub", "Sum"):

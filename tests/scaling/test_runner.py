@@ -1,5 +1,6 @@
 """Passes over the data: which process runs them, with which session, and data and weights changed a little."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from lsuv_cli.scaling import shares, stages, values
 from lsuv_cli.scaling.drawing import AsUsed
 from lsuv_cli.scaling.pieces import Pieces, times
 from lsuv_cli.scaling.providers import PROVIDERS, Device
-from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead
+from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead, free_memory
 from lsuv_cli.scaling.runtime import Session, to_numpy
 from lsuv_cli.scaling.translation import Unsupported
 from lsuv_cli.settings import PreInit
@@ -144,3 +145,9 @@ def test_the_values_of_layers_batch_by_batch_piece_by_piece(monkeypatch):
         np.testing.assert_allclose(y, np.tanh(batch["x"] @ normal(4, 4)) @ normal(4, 4, seed=1), rtol=1e-4, atol=1e-5)
     (only,) = values.layer_outputs(look, look.layers.layers[1:], needed())
     assert only[0].output == "y"
+
+
+@pytest.mark.parametrize(("tells", "expected"), [((30, 100), 30), (None, None)])
+def test_the_memory_of_a_device_is_what_the_device_tells(tells, expected):
+    provider = SimpleNamespace(free_memory=lambda index: tells if index == 2 else None)
+    assert free_memory(SimpleNamespace(is_host=False, index=2, provider=provider)) == expected
