@@ -444,3 +444,12 @@ def test_a_constant_that_is_computed_by_way_of_a_huge_one_is_not_worked_out(side
     found = graph.known("m")
     assert (found is not None) == known
     assert found is None or found == 1
+
+
+@pytest.mark.parametrize("microsoft", [False, True])
+def test_a_shape_that_was_an_attribute_is_an_input_whatever_other_operators_a_model_imports(microsoft):
+    """Before opset 5 Reshape had its shape in an attribute."""
+    graph = graph_of("g (float[N,4] x) => (y) { y = Reshape<shape=[-1,2]>(x) }", opset=4, microsoft=microsoft)
+    (node,) = graph.nodes
+    assert not node.attribute
+    np.testing.assert_array_equal(graph.array(node.input[1]), [-1, 2])

@@ -529,9 +529,12 @@ def test_the_bias_behind_a_convolution(shape, is_bias):
     assert (every.layers[0].bias is not None) == is_bias
 
 
-def test_the_target_of_a_layer_is_1_unless_another_is_given():
-    (layer,) = layers.find(graph_of("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))).layers
+def test_a_layer_is_to_have_variance_1_and_a_bias_of_zeros_unless_another_is_decided():
+    (layer,) = layers.find(
+        graph_of("g (float[N,4] x) => (y) { y = Gemm(x, w, b) }", w=normal(4, 4), b=normal(4))
+    ).layers
     assert layer.target == 1.0
+    assert not any([layer.keeps_bias, layer.is_centred, layer.by_channel, layer.is_fixed])
 
 
 @pytest.mark.parametrize(

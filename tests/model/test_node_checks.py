@@ -130,3 +130,9 @@ def test_a_type_that_onnx_does_not_have_is_refused(place, number):
         expose(proto)
     with contextlib.suppress(LsuvError):
         strip(proto)
+
+
+def test_an_equation_that_is_no_text():
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=b"ij,\xff->ik")
+    with pytest.raises(ModelError, match="which is no equation"):
+        check(node, 18)

@@ -151,3 +151,23 @@ def test_the_values_of_layers_batch_by_batch_piece_by_piece(monkeypatch):
 def test_the_memory_of_a_device_is_what_the_device_tells(tells, expected):
     provider = SimpleNamespace(free_memory=lambda index: tells if index == 2 else None)
     assert free_memory(SimpleNamespace(is_host=False, index=2, provider=provider)) == expected
+
+
+def test_values_that_no_later_stage_reads_are_freed():
+    look = looked("a = MatMul(x, w) t = Tanh(a) y = MatMul(t, v)")
+    pieces = in_pieces(look, limit=1)
+    needs = needed()
+    runner = Runner(look.graph, pieces.plan, needs, {})
+    pieces.run(pieces.plan.stages[0], [], runner)
+    runner.forget(0)
+    assert runner.frontier.bytes == X.nbytes  # a, which the second piece reads
+    runner.forget(1)
+    assert runner.frontier.bytes == 0
+    runner.close()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64", "bfloat16"])
+def test_numbers_of_every_type_of_float_are_multiplied(kind):
+    made = times(np.array([1.5, -2.0]).astype(np.dtype(kind)), 2.0)
+    assert str(made.dtype) == kind
+    np.testing.assert_array_equal(made.astype(np.float64), [3.0, -4.0])

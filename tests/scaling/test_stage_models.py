@@ -59,7 +59,8 @@ def convolved(images, weight):
 def test_layers_run_without_their_biases(exact, opset):
     text = "g (float[N,8] x) => (y) { a = Gemm(x, v, b) r = Relu(a) y = Gemm<transB=1>(r, w, b) }"
     v, w = normal(8, 8, seed=2), normal(8, 8, seed=3)
-    found, _ = ran(text, {"x": X}, exact=["a", "y"] if exact else [], opset=opset, v=v, w=w, b=normal(8))
+    found, built = ran(text, {"x": X}, exact=["a", "y"] if exact else [], opset=opset, v=v, w=w, b=normal(8))
+    assert [probe.exact for probe in built.measurements] == [exact, exact]
     a = wide(X) @ v
     y = np.maximum(a, 0) @ w.T
     for name, value in (("a", a), ("y", y)):
