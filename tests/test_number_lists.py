@@ -1,6 +1,7 @@
 """Learned numbers in lists of attributes (ai.onnx.ml): stripped, and made up again."""
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -163,9 +164,9 @@ def test_a_length_that_cannot_be(count):
 )  # fmt: skip
 def test_lists_that_are_filled_with_what_changes_nothing(name, expected):
     """No offset, a factor of 1; Platt's 1 / (1 + exp(a·f + b)) with a = -1, b = 0 is the sigmoid of f."""
-    found = NumberList(
-        node := helper.make_node("Op", [], [], domain="ai.onnx.ml", **{name: [3.0, 4.0]}), node.attribute[0]
-    )
+    lists: Any = {name: [3.0, 4.0]}
+    node = helper.make_node("Op", [], [], domain="ai.onnx.ml", **lists)
+    found = NumberList(node, node.attribute[0])
     found.strip()
     assert (found.count, list(found.attribute.floats), found.is_stripped) == (2, [], True)
     found.fill(np.random.default_rng(0))

@@ -5,11 +5,12 @@ import contextlib
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import AttributeProto
+from onnx import AttributeProto, helper
 
 from helpers import model, normal
 from lsuv_cli import expose, initialize, inspect, strip
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.model.node_checks import check
 
 X = normal(32, 8, seed=1)
 TEXTS = {

@@ -150,7 +150,8 @@ def test_the_values_of_layers_batch_by_batch_piece_by_piece(monkeypatch):
 @pytest.mark.parametrize(("tells", "expected"), [((30, 100), 30), (None, None)])
 def test_the_memory_of_a_device_is_what_the_device_tells(tells, expected):
     provider = SimpleNamespace(free_memory=lambda index: tells if index == 2 else None)
-    assert free_memory(SimpleNamespace(is_host=False, index=2, provider=provider)) == expected
+    device: Any = SimpleNamespace(is_host=False, index=2, provider=provider)
+    assert free_memory(device) == expected
 
 
 def test_values_that_no_later_stage_reads_are_freed():

@@ -2,6 +2,7 @@
 """The model of one stage: what its probes measure and what it hands on, against numpy in float64."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_a_convolutions_kept_bias_is_added_along_its_channels():
     assert found["y"].variance == pytest.approx(y.var(), rel=1e-5)
 
 
-ACTIVATIONS = {"Tanh": np.tanh, "Relu": lambda value: np.maximum(value, 0)}
+ACTIVATIONS: dict[str, Any] = {"Tanh": np.tanh, "Relu": lambda value: np.maximum(value, 0)}
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
