@@ -306,11 +306,11 @@ def test_a_node_inside_a_function_is_named_after_the_call():
     assert len({name for node in again for name in node.output}) == 4  # values differ, whatever calls are named
 
 
-@pytest.mark.parametrize(("given", "slope"), [("<alpha=0.5>", 0.5), ("", 0.25)])
+@pytest.mark.parametrize(("given", "slope"), [("<slope=0.5>", 0.5), ("", 0.25)])
 def test_an_attribute_of_a_call_reaches_the_nodes_of_bodies_inside_the_function(given, slope):
     text = f"""g (float[N,4] x, bool c) => (float[N,4] y) {{ y = local.f{given}(x, c) }}
-        <domain: "local", opset_import: ["" : 18]> f <alpha: float = 0.25> (a, c) => (b) {{
-            b = If(c) <then_branch = t () => (float[N,4] o) {{ o = LeakyRelu<alpha: float = @alpha>(a) }},
+        <domain: "local", opset_import: ["" : 18]> f <slope: float = 0.25> (a, c) => (b) {{
+            b = If(c) <then_branch = t () => (float[N,4] o) {{ o = LeakyRelu<alpha: float = @slope>(a) }},
                        else_branch = e () => (float[N,4] o) {{ o = Neg(a) }}> }}"""
     (found,) = run_flat(text, x=X, c=np.array(True))
     np.testing.assert_allclose(found, np.where(X > 0, X, slope * X))

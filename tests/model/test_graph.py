@@ -453,3 +453,10 @@ def test_a_shape_that_was_an_attribute_is_an_input_whatever_other_operators_a_mo
     (node,) = graph.nodes
     assert not node.attribute
     np.testing.assert_array_equal(graph.array(node.input[1]), [-1, 2])
+
+
+@pytest.mark.parametrize(("opset", "raised"), [(4, 7), (7, 7), (18, 18)])
+def test_the_operator_sets_of_the_working_copy(opset, raised):
+    graph = graph_of("g (float[N,4] x) => (y) { y = Neg(x) }", opset=opset, microsoft=True)
+    assert [(each.domain, each.version) for each in graph.opsets] == [("", raised), ("com.microsoft", 1)]
+    assert (graph.opset(), graph.opset("com.microsoft"), graph.opset("other")) == (raised, 1, 1)

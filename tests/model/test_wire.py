@@ -1,17 +1,19 @@
 """Large tensors stay in the file that they came in, and the written bytes are protobuf's own."""
 
 import io
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import lsuv_cli
 from lsuv_cli.errors import LsuvError, ModelError, OutputError
 from lsuv_cli.model import wire
 from lsuv_cli.model.file import load
-from lsuv_cli.model.places import Range
+from lsuv_cli.model.places import Held, Range
 
 rng = np.random.default_rng(5)
 X = rng.standard_normal((64, 80)).astype(np.float32)
@@ -238,3 +240,9 @@ def test_what_is_cut_off_or_too_long_is_left_to_protobuf():
             wire._varint(io.BytesIO(data))
     with pytest.raises(wire._Unusual):
         wire._copied(io.BytesIO(b"abc"), 1, 5)
+
+
+@pytest.mark.parametrize("raised", [EncodeError("too large"), ValueError("exceeds maximum protobuf size")])
+def test_a_message_that_protobuf_does_not_write_is_told_in_a_line(raised):
+    with pytest.raises(OutputError, match="2 GiB"):
+        wire.chunks(Mock(SerializeToString=Mock(side_effect=raised)), lambda tensor: Held(memoryview(b"")))

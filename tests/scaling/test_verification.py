@@ -13,7 +13,7 @@ from helpers import normal
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import verification
-from lsuv_cli.scaling.gauges import Units
+from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
 from lsuv_cli.scaling.providers import PROVIDERS, Device
 from lsuv_cli.scaling.runner import Pass
@@ -368,3 +368,32 @@ def test_the_weights_of_a_session_are_all_there_are_up_to_256_mib(monkeypatch):
     assert verification.weights_at_once(graph) == 64
     monkeypatch.setattr(verification, "VERIFY_BYTES", 40)
     assert verification.weights_at_once(graph) == 40
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "disputed"),
+    [
+        ((0.0, 1.0), (0.0, 1.0), False),
+        ((0.0, 1.0), (0.0, 1.009), False),  # within ten times the accuracy of 1e-3
+        ((0.0, 1.0), (0.0, 1.011), True),
+        ((0.0, 1.0), (0.0, 0.989), True),
+        ((0.0, 100.0), (0.0, 100.9), False),
+        ((1e4, 1.0), (1e4, 1.1), False),  # the mean's rounding is 1e-9·1e8
+        ((1e4, 1.0), (1e4, 1.2), True),
+        ((0.0, 1.0), (0.0, np.inf), True),
+        ((0.0, np.nan), (0.0, 1.0), True),
+        ((0.0, np.nan), (0.0, np.nan), False),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 10), (4, 1), (0, 10)])
+def test_a_layer_is_disputed_whose_variance_optimizers_change(there, here, disputed, shape):
+    sounding = Sounding(shape, *there, largest=1.0)
+    gauge = Gauge("y", "own", False, sounding, careful=True)
+    mean, variance = here[0] - gauge.shift, here[1]
+    numbers = [np.full(4, mean), np.full(4, variance + mean**2), np.array(40)]
+    session = SimpleNamespace(model=SimpleNamespace(feeds={"x": "x"}), run=lambda values: ({}, [numbers]))
+    few = SimpleNamespace(value=lambda number, batch, name: batch[name])
+    state = SimpleNamespace(few=few, needs=SimpleNamespace(few={"x": 1}, accuracy=1e-3))
+    found = verification._Measuring._checked(state, session, {"y": gauge})
+    assert list(found) == (["y"] if disputed and 0 not in shape else [])
+    assert all(value is sounding.variance for value in found.values())
