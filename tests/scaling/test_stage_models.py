@@ -13,6 +13,7 @@ from lsuv_cli.model.prepare import layers_of
 from lsuv_cli.scaling import stages
 from lsuv_cli.scaling.moments import Probe
 from lsuv_cli.scaling.providers import PROVIDERS, Device
+from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.runtime import Session, host_value, to_numpy
 from lsuv_cli.scaling.stage_model import Assembler
 from working_copies import graph_of
@@ -27,14 +28,17 @@ def kept(layer):
     return layer if layer.bias is None else replace(layer, bias=replace(layer.bias, kept=True))
 
 
-def ran(text, feeds, scales=None, change=lambda layer: layer, exact=(), opset=18, **tensors):
+def ran(text, feeds, scales=None, change=lambda layer: layer, exact=(), opset=18, sized=True, **tensors):
     """The last stage of a graph's plan: layer output -> its moments, and the stage's model."""
     look = layers_of(graph_of(text, opset=opset, microsoft=True, **tensors))
     layers = [change(layer) for layer in look.layers.layers]
     plan = stages.cut(look.graph, layers)
     stage = plan.stages[-1]
     given = {name: feeds[name] for name in stage.inputs}
-    types = {name: helper.make_tensor_type_proto(1, array.shape) for name, array in given.items()}
+    types = {
+        name: helper.make_tensor_type_proto(1, array.shape if sized else [None] * array.ndim)
+        for name, array in given.items()
+    }
     weights = {layer.weight.value: look.graph.array(layer.weight.base) for layer in layers}
     built = Assembler(look.graph, plan, 1e-3).build(stage, types, scales or {}, weights, frozenset(exact))
     _, numbers = Session(built, CPU).run({name: host_value(array) for name, array in given.items()})
@@ -70,12 +74,14 @@ def test_layers_run_without_their_biases(exact, opset):
         assert found[name].count == value.size
 
 
-def test_the_size_of_a_plane_is_known_where_its_shape_is():
+@pytest.mark.parametrize("sized", [True, False])
+def test_the_size_of_a_plane_is_known_where_its_shape_is_and_fetched_where_not(sized):
     text = "g (float[N,3,H,W] x) => (y) { y = Conv<pads=[1,1,1,1]>(x, w) }"
-    found, built = ran(text, {"x": IMAGES}, w=normal(4, 3, 3, 3))
+    found, built = ran(text, {"x": IMAGES}, sized=sized, w=normal(4, 3, 3, 3))
     (probe,) = built.measurements
     assert isinstance(probe, Probe)
-    assert probe.group == 6 * 7
+    assert bool(probe.group) == sized
+    assert not sized or probe.group == 6 * 7
     expected = values(model(text, w=normal(4, 3, 3, 3)), {"x": IMAGES}, ["y"], reference=True)["y"]
     assert found["y"].count == expected.size
     assert found["y"].variance == pytest.approx(expected.var(), rel=1e-5)
@@ -162,3 +168,26 @@ def test_a_value_for_a_later_stage_is_handed_on():
     built = Assembler(look.graph, plan, 1e-3).build(plan.stages[0], {"x": kind}, {}, {"v": 2 * normal(8, 8)})
     made, _ = Session(built, CPU).run({"x": host_value(X)})
     np.testing.assert_allclose(to_numpy(made["a"]), 2 * wide(X) @ normal(8, 8), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_residual_stream_is_measured_with_the_layer_that_bounds_it(joint):
+    """Where the branch has the layer's scales alone, branch and stream are measured together, else the stream alone."""
+    between = "d" if joint else "e"
+    text = f"""g (float[N,8] x) => (y) {{ u = Tanh(x) d = MatMul(u, w) {"" if joint else "e = Tanh(d)"}
+        y = Add(x, {between}) }}"""
+    look = layers_of(graph_of(text, w=normal(8, 8)))
+    plan = stages.cut(look.graph, look.layers.layers, sums={"d": Sum("y", "y", "x", between, "d", 1, 1, 2)})
+    assert (plan.joint == {"d"}) == joint
+    kind = helper.make_tensor_type_proto(1, X.shape)
+    built = Assembler(look.graph, plan, 1e-3).build(plan.stages[0], {"x": kind}, {}, {"w": normal(8, 8)})
+    _, numbers = Session(built, CPU).run({"x": host_value(X)})
+    meter = built.measurements[1].meter()
+    meter.add(built.measurements[1].sums(numbers[1]))
+    found, branch = meter.result(), np.tanh(wide(X)) @ normal(8, 8)
+    if joint:
+        expected = np.cov(branch.ravel(), wide(X).ravel(), bias=True)
+        measured = [found.variance, found.bias_variance, found.covariance]
+        assert measured == pytest.approx([expected[0, 0], expected[1, 1], expected[0, 1]], rel=1e-4, abs=1e-5)
+    else:
+        assert found.variance == pytest.approx(wide(X).var(), rel=1e-6)

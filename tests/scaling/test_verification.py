@@ -18,6 +18,7 @@ from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retype
 from lsuv_cli.scaling.providers import PROVIDERS, Device
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.shares import common_type
+from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 from working_copies import graph_of
 
 CPU = Device(PROVIDERS["cpu"], 0, 1)
@@ -397,3 +398,55 @@ def test_a_layer_is_disputed_whose_variance_optimizers_change(there, here, dispu
     found = verification._Measuring._checked(state, session, {"y": gauge})
     assert list(found) == (["y"] if disputed and 0 not in shape else [])
     assert all(value is sounding.variance for value in found.values())
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a file of this opset, and tells what onnxruntime was asked for; `fails` raises for what is unoptimized."""
+
+    def go(opset=18, path="m.onnx", large=False, fails=None):
+        asked = []
+
+        def run_whole(model, few, threads, *, optimized=False):
+            asked.append(("optimized " if optimized else "") + (model if isinstance(model, str) else "bytes"))
+            if fails is not None and not optimized:
+                raise fails
+            return {"y": 1}
+
+        def bare(proto):
+            asked.append("without weights")
+            if fails is not None:
+                raise fails
+
+        monkeypatch.setattr(verification.runtime, "run_whole", run_whole)
+        monkeypatch.setattr(verification.runtime, "open_without_weights", bare)
+        monkeypatch.setattr(verification, "VERIFY_BYTES", 63 if large else 64)
+        proto = SimpleNamespace(opset_import=[helper.make_opsetid("", opset), helper.make_opsetid("other", 1)])
+        file = SimpleNamespace(path=path, proto=proto, chunks=lambda: [b"ab", b"cd"])
+        look = SimpleNamespace(graph=made("y = MatMul(x, w)", w=normal(4, 4)))
+        needs = SimpleNamespace(few={}, device=SimpleNamespace(threads=1))
+        return verification._open(file, look, needs), asked
+
+    return go
+
+
+def test_a_file_is_opened_by_its_path_as_bytes_or_without_its_weights(opened):
+    assert opened() == (({"y": 1}, []), ["m.onnx"])
+    assert opened(path=None) == (({"y": 1}, []), ["bytes"])
+    assert opened(path="m\udcff.onnx") == (({"y": 1}, []), ["bytes"])  # a name that is not UTF-8
+    assert opened(large=True) == (({}, []), ["without weights"])
+    assert opened(large=True, path=None) == (({}, []), ["without weights"])
+
+
+def test_a_file_that_the_cpu_has_no_kernels_for_has_no_outputs_to_compare(opened):
+    assert opened(fails=Unsupported("no kernel")) == (({}, []), ["m.onnx"])
+    assert opened(fails=Unsupported("no kernel"), large=True) == (({}, []), ["without weights"])
+    (outputs, (warning,)), _ = opened(fails=UnknownOperator("Odd is not known"))
+    assert outputs == {}
+    assert warning.startswith("Odd is not known; ")
+
+
+def test_a_file_of_an_old_operator_set_is_run_as_optimizers_leave_it(opened):
+    assert opened(opset=6, fails=Unsupported("no kernel")) == (({"y": 1}, []), ["m.onnx", "optimized m.onnx"])
+    with pytest.raises(Unsupported):
+        opened(opset=6, fails=Unsupported("no kernel"), large=True)
