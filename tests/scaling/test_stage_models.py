@@ -173,21 +173,32 @@ def test_a_value_for_a_later_stage_is_handed_on():
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_residual_stream_is_measured_with_the_layer_that_bounds_it(joint):
     """Where the branch has the layer's scales alone, branch and stream are measured together, else the stream alone."""
-    between = "d" if joint else "e"
-    text = f"""g (float[N,8] x) => (y) {{ u = Tanh(x) d = MatMul(u, w) {"" if joint else "e = Tanh(d)"}
-        y = Add(x, {between}) }}"""
+    text = f"""g (float[N,8] x) => (y) {{
+        u = Tanh(x) d = MatMul(u, w) e = {"Relu" if joint else "Tanh"}(d) y = Add(x, e) }}"""
     look = layers_of(graph_of(text, w=normal(8, 8)))
-    plan = stages.cut(look.graph, look.layers.layers, sums={"d": Sum("y", "y", "x", between, "d", 1, 1, 2)})
+    plan = stages.cut(look.graph, look.layers.layers, sums={"d": Sum("y", "y", "x", "e", "d", 1, 1, 2)})
     assert (plan.joint == {"d"}) == joint
     kind = helper.make_tensor_type_proto(1, X.shape)
     built = Assembler(look.graph, plan, 1e-3).build(plan.stages[0], {"x": kind}, {}, {"w": normal(8, 8)})
     _, numbers = Session(built, CPU).run({"x": host_value(X)})
     meter = built.measurements[1].meter()
     meter.add(built.measurements[1].sums(numbers[1]))
-    found, branch = meter.result(), np.tanh(wide(X)) @ normal(8, 8)
+    found, branch = meter.result(), np.maximum(np.tanh(wide(X)) @ normal(8, 8), 0)
     if joint:
         expected = np.cov(branch.ravel(), wide(X).ravel(), bias=True)
         measured = [found.variance, found.bias_variance, found.covariance]
         assert measured == pytest.approx([expected[0, 0], expected[1, 1], expected[0, 1]], rel=1e-4, abs=1e-5)
     else:
         assert found.variance == pytest.approx(wide(X).var(), rel=1e-6)
+
+
+def test_the_bias_of_a_centred_layer_is_not_measured():
+    """It is decided once the means of the channels are known."""
+
+    def centred(layer):
+        return replace(layer, bias=replace(layer.bias, centred=True))
+
+    v = normal(8, 8, seed=2)
+    found, _ = ran("g (float[N,8] x) => (y) { y = Gemm(x, v, b) }", {"x": X}, change=centred, v=v, b=normal(8, seed=4))
+    assert found["y"].bias_variance == found["y"].covariance == 0
+    np.testing.assert_allclose(found["y"].channels.mean, (wide(X) @ v).mean(axis=0), atol=1e-5)

@@ -19,6 +19,7 @@ from lsuv_cli.scaling.providers import PROVIDERS, Device
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.shares import common_type
 from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
+from lsuv_cli.scaling.verification import Wanted
 from working_copies import graph_of
 
 CPU = Device(PROVIDERS["cpu"], 0, 1)
@@ -450,3 +451,37 @@ def test_a_file_of_an_old_operator_set_is_run_as_optimizers_leave_it(opened):
     assert opened(opset=6, fails=Unsupported("no kernel")) == (({"y": 1}, []), ["m.onnx", "optimized m.onnx"])
     with pytest.raises(Unsupported):
         opened(opset=6, fails=Unsupported("no kernel"), large=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "trains", "random"),
+    [
+        ("y = MatMul(x, w)", False, False),
+        ("r = RandomNormalLike(x) s = Add(x, r) y = MatMul(s, w)", False, True),
+        ("n, p, q = BatchNormalization<training_mode=1>(x, one, one, one, one) y = MatMul(n, w)", True, False),
+        ("n = BatchNormalization<training_mode=0>(x, one, one, one, one) y = MatMul(n, w)", False, False),
+    ],
+)
+def test_models_that_give_other_values_in_every_run(body, trains, random):
+    look = layers_of(made(body, w=normal(4, 4), one=np.ones(4, "f")))
+    batch = {"x": normal(6, 4), "i": np.arange(3)}
+    measuring = verification._Measuring(look, Pass([batch], CPU, 1 << 20, lambda *_: None, 1e-3, batch), {}, Wanted())
+    assert (measuring.trains, measuring.random) == (trains, random)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "rows", "equal_samples"),
+    [
+        ([(6, 4), (6, 4)], None, True),
+        ([(6, 4), (2, 4)], (6, 2), True),
+        ([(6, 4), (6, 9)], (6, 6), False),  # longer sequences
+    ],
+)
+def test_batches_whose_samples_have_one_shape(shapes, rows, equal_samples):
+    look = layers_of(graph_of("g (float[N,T] x) => (y) { u = Unsqueeze(x, one) y = Conv(u, w) }",
+                              one=np.array([1]), w=normal(2, 1, 3)))  # fmt: skip
+    batches = [{"x": normal(*shape)} for shape in shapes]
+    measuring = verification._Measuring(
+        look, Pass(batches, CPU, 1 << 20, lambda *_: None, 1e-3, batches[0]), {}, Wanted()
+    )
+    assert (measuring.rows, measuring.equal_samples) == (rows, equal_samples)
