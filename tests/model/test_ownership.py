@@ -498,3 +498,13 @@ def test_a_recurrent_layer_shares_its_weights_with_no_layer(body, left):
     look = layers_of(graph_of(f"g (float[T,N,8] x) => (y) {{ {body} }}", **tensors))
     decided = settle_weights(look.graph, look.layers, Tied.SHARE, recurrent=True)
     assert sorted(decided.left_alone) == left
+
+
+def test_a_constant_that_a_body_reads_too_is_not_overwritten():
+    text = """g (float[N,8] x, bool c) => (y) { a = Add(x, b)
+        y = If(c) <then_branch = t () => (float[N,8] o) { o = Add(a, b) }, else_branch = e () => (float[N,8] o) {
+            o = Neg(a) }> }"""
+    graph = graph_of(text, b=np.ones(8, np.float32))
+    (edit,), impossible = overwrite(graph, {(0, 1): 0.0}, {"b": np.ones(8, np.float32)})
+    assert isinstance(edit, Own)
+    assert not impossible

@@ -164,3 +164,15 @@ def test_what_was_noted_beside_a_tensor_is_stripped_too():
     _, file = stripped(LINEAR, change=lambda p: p.graph.initializer[0].metadata_props.add(key="max", value="3"),
                        w=normal(4, 4), b=normal(4))  # fmt: skip
     assert not file.proto.graph.initializer[0].metadata_props
+
+
+@pytest.mark.parametrize("kind", ["complex64", "complex128", "float64", "float16"])
+def test_numbers_of_every_kind_are_stripped(kind):
+    done, _ = stripped("g (float[N,4] x) => (y, c) { y = Neg(x) }", c=np.ones(4, kind))
+    assert set(done.roles) == {"c"}
+
+
+def test_tensors_of_more_than_one_number_that_stay_are_told():
+    text = "g (float[N,2] x) => (y) { m = MatMul(x, w) a = Mul(m, s) y = Add(a, b) }"
+    done, _ = stripped(text, larger_than=16, w=normal(2, 2), b=normal(2), s=np.float32(3))
+    assert set(done.kept) == {"w", "b"}

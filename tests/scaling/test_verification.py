@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from helpers import normal
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.prepare import layers_of
-from lsuv_cli.scaling import verification
+from lsuv_cli.scaling import runtime, verification
 from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
 from lsuv_cli.scaling.providers import PROVIDERS, Device
@@ -389,7 +389,7 @@ def test_the_weights_of_a_session_are_all_there_are_up_to_256_mib(monkeypatch):
 )
 @pytest.mark.parametrize("shape", [(4, 10), (4, 1), (0, 10)])
 def test_a_layer_is_disputed_whose_variance_optimizers_change(there, here, disputed, shape):
-    sounding = Sounding(shape, *there, largest=1.0)
+    sounding = Sounding(shape, there[0], there[1], 1.0)
     gauge = Gauge("y", "own", False, sounding, careful=True)
     mean, variance = here[0] - gauge.shift, here[1]
     numbers = [np.full(4, mean), np.full(4, variance + mean**2), np.array(40)]
@@ -419,8 +419,8 @@ def opened(monkeypatch):
             if fails is not None:
                 raise fails
 
-        monkeypatch.setattr(verification.runtime, "run_whole", run_whole)
-        monkeypatch.setattr(verification.runtime, "open_without_weights", bare)
+        monkeypatch.setattr(runtime, "run_whole", run_whole)
+        monkeypatch.setattr(runtime, "open_without_weights", bare)
         monkeypatch.setattr(verification, "VERIFY_BYTES", 63 if large else 64)
         proto = SimpleNamespace(opset_import=[helper.make_opsetid("", opset), helper.make_opsetid("other", 1)])
         file = SimpleNamespace(path=path, proto=proto, chunks=lambda: [b"ab", b"cd"])
