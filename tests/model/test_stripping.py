@@ -168,6 +168,7 @@ def test_what_was_noted_beside_a_tensor_is_stripped_too():
 
 @pytest.mark.parametrize("kind", ["complex64", "complex128", "float64", "float16"])
 def test_numbers_of_every_kind_are_stripped(kind):
+    """Without a warning of numpy's that complex numbers lose a part."""
     done, _ = stripped("g (float[N,4] x) => (y, c) { y = Neg(x) }", c=np.ones(4, kind))
     assert set(done.roles) == {"c"}
 
