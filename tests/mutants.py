@@ -31,6 +31,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -53,7 +54,7 @@ ROOMS = ("scaling", "model")
 EQUIVALENT = TREE / "tests" / "equivalent_mutants.txt"
 SOURCES = "sources"  # in a map: the modules as they were
 LIVE = {"survived", "error", "untested"}  # verdicts; the others are killed, timeout and crash
-PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict)
+PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict, re.Pattern)
 OVERHEAD = 6.0  # seconds of imports and collection that a mutant may take besides its tests
 
 
