@@ -172,3 +172,17 @@ def test_numbers_of_every_type_of_float_are_multiplied(kind):
     made = times(np.array([1.5, -2.0]).astype(np.dtype(kind)), 2.0)
     assert str(made.dtype) == kind
     np.testing.assert_array_equal(made.astype(np.float64), [3.0, -4.0])
+
+
+def test_a_stage_reads_the_data_and_what_waits_in_every_batch():
+    look = looked("a = MatMul(x, w) t = Tanh(a) s = Add(t, x) y = MatMul(s, v)")
+    pieces = in_pieces(look, limit=1)
+    first, second = pieces.plan.stages
+    assert second.inputs == ("a", "x")
+    runner = Runner(look.graph, pieces.plan, needed({"x": X}, {"x": 2 * X}), {})
+    for index, (stage, wanted) in enumerate([(first, ("a",)), (second, ("y",))]):
+        runner.run(index, pieces.builder(stage, runner.types(stage)).finish(wanted, ()))
+    for number, x in enumerate([X, 2 * X]):
+        expected = (np.tanh(x.astype(np.float64) @ normal(4, 4)) + x) @ normal(4, 4, seed=1)
+        np.testing.assert_allclose(to_numpy(runner.frontier.get(number, "y")), expected, rtol=1e-4, atol=1e-5)
+    runner.close()
