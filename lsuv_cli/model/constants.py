@@ -169,8 +169,11 @@ class Constants:
             if not graph.is_writable(base):
                 raise LeftAlone("its weight is a constant inside a function of the model that cannot be written there")
             return "constant", dtype, tuple(tensor.dims)
-        if any(graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)):
+        nodes = self._expression(base)
+        if any(graph.nodes[k].op_type == "DequantizeLinear" for k in nodes):
             raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")
+        if any(name in graph.chosen for k in nodes for name in graph.reads(k)):
+            raise LeftAlone("its weight is computed from a constant that an If chooses by the data")
         if base not in self.folded:
             self.folded[base] = self._evaluate(base)
         if base not in graph.places:

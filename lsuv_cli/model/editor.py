@@ -138,8 +138,8 @@ class _Editor:
             return
         outputs = list(place.node.output)
         index = next(k for k, node in enumerate(place.body.node) if list(node.output) == outputs)
-        names = [name for name in place.node.input if name]
-        self.reads.subtract([*names, *(name for g in inner_graphs(place.node) for name in _reads(g))])
+        names = list(_node_reads(place.node))
+        self.reads.subtract(names)
         del place.body.node[index]
         self.unread += [(place.body, name) for name in names]
 

@@ -393,7 +393,7 @@ def test_a_function_whose_norm_cannot_be_reset_is_warned_about():
         w=normal(2, 4, 1, 1),
     )
     result = initialize(before, normal(16, 4, 3, 3), reset_norm=True)
-    assert any("inside functions keep their statistics" in w for w in result.report.warnings)
+    assert any("inside functions, or behind an If, keep their statistics" in w for w in result.report.warnings)
     assert unchanged_but(before, result.model, "w")
 
 
