@@ -124,7 +124,8 @@ def cell(saved: dict[str, Any], init: str, optimizer: str) -> str:
     losses, rates = at_best(saved, init, optimizer), share(saved, init, optimizer)
     if losses is None or rates is None:
         return ""
-    return f"{statistics.fmean(losses):.3f} ({rates:.0%})"
+    missing = "" if len(losses) >= SEEDS else f", {len(losses)} of {SEEDS} seeds"
+    return f"{statistics.fmean(losses):.3f} ({rates:.0%}{missing})"
 
 
 def table_of(settings: Sequence[dict[str, Any]], optimizer: str) -> str:

@@ -55,6 +55,13 @@ def test_each_initialization_has_the_mean_of_its_own_best_rate_and_the_share_of_
     assert found["`orthogonal`"] == ""
 
 
+def test_what_has_not_run_with_every_seed_says_so_and_is_compared_with_nothing() -> None:
+    saved = {**SAVED, "runs": {**SAVED["runs"], "lsuv": seeds("sgd 0.1", 1.0, 1.2)}}
+    assert cells(modern_tables.table_of([saved], "sgd"))["`lsuv`"] == "1.100 (100%, 2 of 3 seeds)"
+    assert "| SGD | `lsuv` |" not in modern_tables.summary([saved])
+    assert cells(modern_tables.summary([saved]), 0)["`lsuv`"] == ""
+
+
 def test_the_summary_counts_where_every_seed_is_lower_or_higher() -> None:
     rows = modern_tables.summary([SAVED]).splitlines()[2:]
     found = {row.split("|")[2].strip(" `"): [x.strip() for x in row.split("|")[3:-1]] for row in rows}
