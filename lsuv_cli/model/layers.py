@@ -339,7 +339,7 @@ class _LayerFinder:
         return f"If {label(self.graph.nodes[k])}" if constant else ""
 
     def _gather(self, name: str) -> str:
-        """The node that gathers a value from a stack of constant matrices (experts), as the input has it; or nothing."""
+        """The node that gathers a value from a stack of constant matrices (experts), as the input has it; or none."""
         while (k := self.graph.producer.get(name)) is not None and is_view(self.graph.nodes[k]):
             name = self.graph.nodes[k].input[0]
         if k is None or not is_standard(node := self.graph.nodes[k]) or node.op_type not in GATHERS:
