@@ -1,8 +1,8 @@
 """Does LSUV help networks that people train today? Small networks of many kinds, each with its own best learning rate.
 
-    python benchmarks/modern.py --cifar10 PATH                   # all runs; goes on where it was interrupted
-    python benchmarks/modern.py --cifar10 PATH --only GPT ViT    # settings whose names have one of these words
-    python benchmarks/modern.py --tables                         # table and plot again, from the saved numbers
+    python benchmarks/modern.py --data PATH                   # all runs; goes on where it was interrupted
+    python benchmarks/modern.py --data PATH --only GPT ViT    # networks whose names have one of these words
+    python benchmarks/modern.py --tables                      # table and plot again, from the saved numbers
 
 For each architecture (modern_networks.py), each initialization and each of SGD with momentum and AdamW, every learning
 rate of one grid is tried with the first seed, and the best one, by the loss on held-out data, with two more. A run has
@@ -13,12 +13,14 @@ default     as PyTorch makes the network
 kaiming     Kaiming-normal weights for ReLU, biases zero
 orthogonal  orthogonal weights times √2, biases zero
 lsuv        `lsuv_` of lsuv_cli.torch; lsuv+center, lsuv+channel, lsuv+bounded: its options
-norm        PyTorch's own, with batch or layer normalization
+own         SIREN: the initialization of its authors
+norm        PyTorch's own, with batch or layer normalization; norm+lsuv: the same network after `lsuv_`
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -30,16 +32,17 @@ from typing import Any
 import modern_tables
 import pipeline
 
-STEPS, BATCH, CALIBRATION = 150, 64, 256
+STEPS, BATCH, CALIBRATION = 100, 16, 256
 RATES = {"sgd": (0.001, 0.003, 0.01, 0.03, 0.1), "adamw": (0.0001, 0.0003, 0.001, 0.003, 0.01)}
-SEEDS = 3
+SEEDS = modern_tables.SEEDS
 LSUV: dict[str, dict[str, Any]] = {
     "lsuv": {},
     "lsuv+center": {"bias": "center"},
     "lsuv+channel": {"scale": "channel"},
     "lsuv+bounded": {"residual": "bounded"},
 }
-INITS = ("default", "kaiming", "orthogonal", *LSUV, "norm")
+INITS = modern_tables.INITS
+NORMALIZED = ("norm", "norm+lsuv")
 
 
 def network(setting: Any, init: str, seed: int, batch: Any) -> tuple[Any, str]:
@@ -48,7 +51,9 @@ def network(setting: Any, init: str, seed: int, batch: Any) -> tuple[Any, str]:
     from torch import nn
 
     torch.manual_seed(seed)
-    net = setting.build(init == "norm")
+    net = setting.build(init in NORMALIZED)
+    if init == "own":
+        setting.own(net)
     for module in net.modules() if init in {"kaiming", "orthogonal"} else ():
         if isinstance(module, nn.Linear | nn.Conv2d):
             if init == "kaiming":
@@ -56,36 +61,12 @@ def network(setting: Any, init: str, seed: int, batch: Any) -> tuple[Any, str]:
             else:
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
             nn.init.zeros_(module.bias)
-    if init not in LSUV:
+    if "lsuv" not in init:
         return net, ""
     from lsuv_cli.torch import lsuv_
 
-    report = lsuv_(net, batch, seed=seed, threads=1, device="cpu", **LSUV[init])
+    report = lsuv_(net, batch, seed=seed, threads=1, device="cpu", **LSUV.get(init, {}))
     return net, ", ".join(f"{x.name} {x.status}" for x in report.layers if x.status != "ok")
-
-
-def train(net: Any, task: Any, optimizer: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
-    """One run: the loss on held-out data at the end, and the training loss every ten steps."""
-    import torch
-
-    kinds = {"sgd": lambda p: torch.optim.SGD(p, rate, 0.9), "adamw": lambda p: torch.optim.AdamW(p, rate)}
-    steering = kinds[optimizer](net.parameters())
-    losses = []
-    net.train()
-    for step, (x, y) in zip(range(steps), task.batches(seed), strict=False):
-        loss = task.loss(net(x), y)
-        if step % 10 == 0:
-            losses.append(round(float(loss.detach()), 4))
-        if not math.isfinite(float(loss.detach())):
-            return {"loss": None, "losses": losses}
-        steering.zero_grad()
-        loss.backward()
-        steering.step()
-    net.eval()
-    with torch.no_grad():
-        x, y = task.held_out
-        found = float(task.loss(net(x), y))
-    return {"loss": round(found, 4) if math.isfinite(found) else None, "losses": losses}
 
 
 def best(runs: dict[str, Any], optimizer: str) -> float | None:
@@ -96,7 +77,7 @@ def best(runs: dict[str, Any], optimizer: str) -> float | None:
 
 
 class Runs:
-    """All runs of one setting, saved one by one."""
+    """All runs of one setting, saved as they end."""
 
     def __init__(self, name: str, tasks: dict[str, Any], folder: Path, steps: int) -> None:
         from modern_networks import SETTINGS
@@ -105,40 +86,55 @@ class Runs:
         self.task = tasks[self.setting.task]
         self.file = folder / f"{''.join(c if c.isalnum() else '_' for c in name.lower())}.json"
         self.saved: dict[str, Any] = json.loads(self.file.read_text()) if self.file.is_file() else {}
-        self.saved |= {"name": name, "constant": self.task.constant, "steps": steps}
+        self.saved |= {"name": name, "order": list(SETTINGS).index(name), "steps": steps}
+        self.saved["constant"] = self.task.constant
         self.runs: dict[str, dict[str, Any]] = self.saved.setdefault("runs", {})
 
     def inits(self) -> Iterator[str]:
         for init in INITS:
-            if (init != "norm" or self.setting.normalized) and (init != "lsuv+bounded" or self.setting.residual):
+            left_out = (
+                (init in NORMALIZED and not self.setting.normalized)
+                or (init == "lsuv+bounded" and not self.setting.residual)
+                or (init == "own" and self.setting.own is None)
+            )
+            if not left_out:
                 yield init
 
-    def all(self) -> None:
+    def search(self) -> None:
+        """Every rate, with the first seed."""
         for init in self.inits():
-            for optimizer, rates in RATES.items():
-                for rate in rates:
-                    self.one(init, optimizer, rate, 0)
-                rate = best(self.runs[init], optimizer)
-                for seed in range(1, SEEDS) if rate is not None else ():
-                    self.one(init, optimizer, rate, seed)
+            self.train(init, [(optimizer, rate, 0) for optimizer, rates in RATES.items() for rate in rates])
 
-    def one(self, init: str, optimizer: str, rate: float, seed: int) -> None:
-        import torch
+    def repeat(self) -> None:
+        """The best rate, with the other seeds."""
+        for init in self.inits():
+            rates = {optimizer: best(self.runs[init], optimizer) for optimizer in RATES}
+            found = [(optimizer, rate) for optimizer, rate in rates.items() if rate is not None]
+            self.train(init, [(optimizer, rate, seed) for optimizer, rate in found for seed in range(1, SEEDS)])
 
-        runs = self.runs.setdefault(init, {})
-        key = f"{optimizer} {rate:g} s{seed}"
-        if key in runs:
+    def train(self, init: str, wanted: Sequence[tuple[str, float, int]]) -> None:
+        """Those of the runs that are not saved yet, all at once."""
+        from modern_training import Run, train
+
+        saved = self.runs.setdefault(init, {})
+        runs = [run for run in itertools.starmap(Run, wanted) if run.key not in saved]
+        if not runs:
             return
         begun = time.process_time()
-        net, note = self.initialized(init, seed)
-        torch.manual_seed(seed)
-        runs[key] = train(net, self.task, optimizer, rate, seed, self.steps)
-        runs[key]["cpu_seconds"] = round(time.process_time() - begun, 2)
-        if note:
-            self.saved.setdefault("notes", {})[f"{init} s{seed}"] = note
+        nets = []
+        for run in runs:
+            net, note = self.initialized(init, run.seed)
+            nets.append(net)
+            if note:
+                self.saved.setdefault("notes", {})[f"{init} s{run.seed}"] = note
+        for run, found in zip(runs, train(nets, self.task, runs, self.steps), strict=True):
+            saved[run.key] = found
+        for run in runs:
+            saved[run.key]["cpu_seconds"] = round((time.process_time() - begun) / len(runs), 2)
         self.saved["versions"] = pipeline.versions("lsuv-cli", "numpy", "onnx", "onnxruntime-gpu", "torch")
         pipeline.write_json(self.file, self.saved)
-        print(f"{self.name}: {init} {key}: {runs[key]['loss']}", file=sys.stderr, flush=True)
+        text = ", ".join(f"{run.key}: {saved[run.key]['loss']}" for run in runs)
+        print(f"{self.name}: {init}: {text}", file=sys.stderr, flush=True)
 
     def initialized(self, init: str, seed: int) -> tuple[Any, str]:
         """A network with the initial weights, which are made once."""
@@ -151,15 +147,15 @@ class Runs:
             kept.parent.mkdir(parents=True, exist_ok=True)
             torch.save((net.state_dict(), note), kept)
         state, note = torch.load(kept)
-        net = self.setting.build(init == "norm")
+        net = self.setting.build(init in NORMALIZED)
         net.load_state_dict(state)
         return net, note
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar10", type=Path, metavar="PATH", help="directory with cifar10_train.npz, or the file")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="settings whose names have one of these words")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="with mnist_train.npz and cifar10_train.npz")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="networks by a part of their names; in this order")
     parser.add_argument("--tables", action="store_true", help="run nothing; table and plot from saved numbers")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; default: {STEPS}")
     parser.add_argument("-o", "--output", type=Path, default=pipeline.RESULTS / "modern")
@@ -167,17 +163,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.tables:
         modern_tables.write(given.output)
         return
-    if given.cifar10 is None:
-        parser.error("--cifar10 PATH is needed to train; --tables draws what was trained before")
+    if given.data is None:
+        parser.error("--data PATH is needed to train; --tables draws what was trained before")
     import torch
     from modern_networks import SETTINGS, tasks
 
     torch.set_num_threads(1)
-    known = tasks(pipeline.load(given.cifar10, "cifar10", "train"), BATCH)
+    digits, photographs = (pipeline.load(given.data, name, "train") for name in ("mnist", "cifar10"))
+    known = tasks(digits, photographs, BATCH)
     given.output.mkdir(parents=True, exist_ok=True)
-    for name in SETTINGS:
-        if not given.only or any(word.lower() in name.lower() for word in given.only):
-            Runs(name, known, given.output, given.steps).all()
+    for word in given.only or [""]:
+        chosen = [Runs(name, known, given.output, given.steps) for name in SETTINGS if word.lower() in name.lower()]
+        for runs in chosen:
+            runs.search()
+        for runs in chosen:
+            runs.repeat()
     modern_tables.write(given.output)
 
 

@@ -18,20 +18,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ACTIVATIONS: dict[str, Callable[[], Any]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
-WIDTH, CHANNELS = 64, 16
-PATCHES, CONTEXT = 16, 32
-PIXELS = 32 * 32
+ACTIVATIONS: dict[str, Callable[[], Any]] = {"ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
+WIDTH, CHANNELS = 32, 16  # of a token; of an image
+PATCH, PATCHES, CONTEXT = 7, 16, 16  # a patch has 7 x 7 pixels; a digit, 28 x 28, has 4 x 4 patches
+PIXELS = 28 * 28
+SIREN_WIDTH, OMEGA = 64, 30
 
 
 class Plain(nn.Module):
-    """Convolutions of 3 x 3 one behind another on patches of 4 x 4 pixels, then the mean over the image."""
+    """Convolutions of 3 x 3 one behind another on patches of 7 x 7 pixels, then the mean over the image."""
 
     def __init__(self, depth: int, activation: str, norm: bool) -> None:
         super().__init__()
         layers: list[Any] = []
         for k in range(depth - 1):
-            layers.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) if k else nn.Conv2d(3, CHANNELS, 4, stride=4))
+            layers.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) if k else nn.Conv2d(1, CHANNELS, PATCH, PATCH))
             layers += [nn.BatchNorm2d(CHANNELS)] if norm else []
             layers.append(ACTIVATIONS[activation]())
         self.body, self.head = nn.Sequential(*layers), nn.Linear(CHANNELS, 10)
@@ -58,7 +59,7 @@ class ResNet(nn.Module):
         def conv() -> Any:
             return nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
 
-        self.stem = nn.Conv2d(3, CHANNELS, 4, stride=4)
+        self.stem = nn.Conv2d(1, CHANNELS, PATCH, PATCH)
         self.body = nn.Sequential(
             *(
                 Residual(
@@ -117,7 +118,7 @@ class Tokens(nn.Module):
 
     def __init__(self, kind: str, blocks: int, norm: bool, words: int = 0) -> None:
         super().__init__()
-        self.first = nn.Embedding(words, WIDTH) if words else nn.Linear(3 * 64, WIDTH)
+        self.first = nn.Embedding(words, WIDTH) if words else nn.Linear(PATCH * PATCH, WIDTH)
         self.place = nn.Parameter(0.02 * torch.randn(CONTEXT if words else PATCHES, WIDTH))
 
         def residual(branch: Any) -> Any:
@@ -129,13 +130,13 @@ class Tokens(nn.Module):
 
     def forward(self, x: Any) -> Any:
         if not self.is_text:
-            x = x.unflatten(2, (4, 8)).unflatten(4, (4, 8)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+            x = x.unflatten(2, (4, PATCH)).unflatten(4, (4, PATCH)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         y = self.body(self.first(x) + self.place)
         return self.head(y if self.is_text else y.mean(1))
 
 
 def autoencoder() -> Any:
-    widths = (PIXELS, 256, 128, 64, 32, 16, 32, 64, 128, 256, PIXELS)
+    widths = (PIXELS, 128, 96, 64, 32, 16, 32, 64, 96, 128, PIXELS)
     layers: list[Any] = []
     for k, (into, out) in enumerate(itertools.pairwise(widths)):
         layers += [nn.Linear(into, out), *([nn.ReLU()] if k < len(widths) - 2 else [])]
@@ -146,14 +147,21 @@ class Sine(nn.Module):
     """sin(30·x), the activation of SIREN, whose own initialization divides the weights by 30 again."""
 
     def forward(self, x: Any) -> Any:
-        return torch.sin(30 * x)
+        return torch.sin(OMEGA * x)
 
 
 def siren() -> Any:
-    layers: list[Any] = [nn.Linear(2, WIDTH), Sine()]
+    layers: list[Any] = [nn.Linear(2, SIREN_WIDTH), Sine()]
     for _ in range(4):
-        layers += [nn.Linear(WIDTH, WIDTH), Sine()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, 3))
+        layers += [nn.Linear(SIREN_WIDTH, SIREN_WIDTH), Sine()]
+    return nn.Sequential(*layers, nn.Linear(SIREN_WIDTH, 3))
+
+
+def siren_own_(net: Any) -> None:
+    """The initialization of SIREN's authors: uniform, 1 / inputs in the first layer, then √(6 / inputs) / 30."""
+    for k, layer in enumerate(layer for layer in net if isinstance(layer, nn.Linear)):
+        bound = (6 / layer.in_features) ** 0.5 / OMEGA if k else 1 / layer.in_features
+        nn.init.uniform_(layer.weight, -bound, bound)
 
 
 @dataclass(frozen=True)
@@ -174,13 +182,12 @@ class Setting:
     task: str
     normalized: bool = True  # the architecture has a form with normalization
     residual: bool = False
+    own: Callable[[Any], None] | None = None  # the initialization that its authors gave it
 
 
 SETTINGS: Mapping[str, Setting] = {
     **{
-        f"plain CNN, {depth} layers, {name.upper() if name != 'relu' else 'ReLU'}": Setting(
-            functools.partial(Plain, depth, name), "images"
-        )
+        f"plain CNN, {depth} layers, {name}": Setting(functools.partial(Plain, depth, name), "images")
         for depth in (10, 30, 100)
         for name in ACTIVATIONS
     },
@@ -188,9 +195,9 @@ SETTINGS: Mapping[str, Setting] = {
     "ResMLP, 8 blocks": Setting(lambda norm: Tokens("resmlp", 8, norm), "images", residual=True),
     "Mixer, 8 blocks": Setting(lambda norm: Tokens("mixer", 8, norm), "images", residual=True),
     "ViT, 6 blocks": Setting(lambda norm: Tokens("vit", 6, norm), "images", residual=True),
-    "GPT, 6 blocks": Setting(lambda norm: Tokens("gpt", 6, norm, words=128), "text", residual=True),
-    "autoencoder, 10 layers": Setting(lambda _: autoencoder(), "grey", normalized=False),
-    "SIREN, 6 layers": Setting(lambda _: siren(), "picture", normalized=False),
+    "GPT, 4 blocks": Setting(lambda norm: Tokens("gpt", 4, norm, words=128), "text", residual=True),
+    "autoencoder, 10 layers": Setting(lambda _: autoencoder(), "rebuilt", normalized=False),
+    "SIREN, 6 layers": Setting(lambda _: siren(), "picture", normalized=False, own=siren_own_),
 }
 
 
@@ -202,11 +209,11 @@ def squared(found: Any, wanted: Any) -> Any:
     return functional.mse_loss(found, wanted)
 
 
-def tasks(images: pipeline.Images, batch: int) -> dict[str, Task]:
-    """All tasks. Images are CIFAR-10's, text is Python's own documentation, byte by byte."""
-    x = torch.from_numpy(images.normalized(slice(0, 10_000)))
-    y = torch.from_numpy(images.labels[:10_000])
-    grey = functional.normalize(x.mean(1).flatten(1) - x.mean(1).flatten(1).mean(1, keepdim=True)) * PIXELS**0.5
+def tasks(digits: pipeline.Images, photographs: pipeline.Images, batch: int) -> dict[str, Task]:
+    """All tasks: MNIST's digits, named or rebuilt; Python's own documentation, letter by letter; a CIFAR-10 picture."""
+    x = torch.from_numpy(digits.normalized(slice(0, 10_000)))
+    y = torch.from_numpy(digits.labels[:10_000])
+    flat = x.flatten(1)
     letters = torch.from_numpy(np.frombuffer(_documentation().encode("ascii", "replace"), np.uint8).astype(np.int64))
     held, text_held = 512, len(letters) - 512 * (CONTEXT + 1)
 
@@ -229,16 +236,21 @@ def tasks(images: pipeline.Images, batch: int) -> dict[str, Task]:
     last = letters[text_held:].reshape(512, CONTEXT + 1)
     counts = torch.bincount(last[:, 1:].flatten(), minlength=128).double()
     shares = counts[counts > 0] / counts.sum()
-    line = torch.linspace(-1, 1, 32)
+    line = torch.linspace(-1, 1, 16)
     places = torch.stack(torch.meshgrid(line, line, indexing="ij"), 2).reshape(-1, 2)
-    colours = x[0].flatten(1).T.contiguous()
-    variance = float((colours - colours.mean(0)).square().mean())
+    colours = torch.from_numpy(photographs.normalized(slice(0, 1)))[0, :, ::2, ::2].flatten(1).T.contiguous()
+    picture = (places, colours)
     return {
         "images": Task(drawn(x, y), (x[:held], y[:held]), cross_entropy, float(np.log(10))),
-        "grey": Task(drawn(grey, grey), (grey[:held], grey[:held]), squared, float(grey[:held].square().mean())),
+        "rebuilt": Task(drawn(flat, flat), (flat[:held], flat[:held]), squared, _variance(flat[:held])),
         "text": Task(texts, (last[:, :-1], last[:, 1:]), cross_entropy, float(-(shares * shares.log()).sum())),
-        "picture": Task(lambda _: iter(lambda: (places, colours), None), (places, colours), squared, variance),
+        "picture": Task(lambda _: itertools.repeat(picture), picture, squared, _variance(colours)),
     }
+
+
+def _variance(wanted: Any) -> float:
+    """The squared error of the mean over the samples: of the best answer that does not look at its input."""
+    return float((wanted - wanted.mean(0)).square().mean())
 
 
 def _documentation() -> str:

@@ -1,129 +1,228 @@
-"""The table and the plot of what modern.py measured."""
+"""The tables and the plot of what modern.py measured, in its results and between the marks of three pages."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pipeline
 from pipeline import markdown
 
-LEARNED = 0.9  # of the loss of the best constant answer: a run that ends below it has learned something
-INITS = ("default", "kaiming", "orthogonal", "lsuv", "lsuv+center", "lsuv+channel", "lsuv+bounded", "norm")
+LEARNED = 0.9  # of the loss of the best constant answer: a run that ends below it *trains*
+INITS = (
+    "default",
+    "own",
+    "kaiming",
+    "orthogonal",
+    "lsuv",
+    "lsuv+center",
+    "lsuv+channel",
+    "lsuv+bounded",
+    "norm",
+    "norm+lsuv",
+)
+OPTIONS = ("lsuv", "lsuv+center", "lsuv+channel", "lsuv+bounded")
+AGAINST = ("default", "kaiming", "orthogonal", "lsuv", "norm")
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
-NEAR = 0.02  # relative: losses that differ by less are called equal
+SEEDS = 3
+PAGE = pipeline.ROOT / "docs" / "when-it-helps.md"
+PAGES = {
+    PAGE: "modern",
+    pipeline.ROOT / "docs" / "options.md": "modern_options",
+    pipeline.ROOT / "benchmarks" / "README.md": "modern_all",
+}
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    """The settings, in the order of modern_networks.py."""
+    return sorted((json.loads(file.read_text()) for file in folder.glob("*.json")), key=lambda saved: saved["order"])
 
 
-def learned(saved: dict[str, Any], run: dict[str, Any]) -> bool:
-    return run["loss"] is not None and run["loss"] < LEARNED * saved["constant"]
+def by_rate(saved: dict[str, Any], init: str, optimizer: str) -> dict[str, list[float | None]]:
+    """Rate -> the losses of all seeds, the first seed's first."""
+    found: dict[str, list[float | None]] = {}
+    for key, run in sorted(saved["runs"].get(init, {}).items(), key=lambda item: item[0].rsplit(" s", 1)[1]):
+        kind, rate, _ = key.split(" ")
+        if kind == optimizer:
+            found.setdefault(rate, []).append(run["loss"])
+    return found
+
+
+def learned(saved: dict[str, Any], loss: float | None) -> bool:
+    return loss is not None and loss < LEARNED * saved["constant"]
+
+
+def best_rate(saved: dict[str, Any], init: str, optimizer: str) -> str | None:
+    """The rate with the least loss of the first seed, or None if all diverge."""
+    first = {rate: losses[0] for rate, losses in by_rate(saved, init, optimizer).items() if losses[0] is not None}
+    return min(first, key=first.__getitem__) if first else None
+
+
+def at_best(saved: dict[str, Any], init: str, optimizer: str) -> list[float] | None:
+    """The losses of all seeds at the initialization's own best rate, or None where it was not tried.
+
+    A loss above that of the constant answer, or not finite, counts as the constant answer's.
+    """
+    rates = by_rate(saved, init, optimizer)
+    if not rates:
+        return None
+    rate = best_rate(saved, init, optimizer)
+    return [min(math.inf if x is None else x, saved["constant"]) for x in (rates[rate] if rate else [None] * SEEDS)]
 
 
 def share(saved: dict[str, Any], init: str, optimizer: str) -> float | None:
     """Of the learning rates of the grid, how many train (the first seed)."""
-    runs = {k: v for k, v in saved["runs"].get(init, {}).items() if k.startswith(optimizer) and k.endswith(" s0")}
-    return statistics.fmean(learned(saved, run) for run in runs.values()) if runs else None
+    rates = by_rate(saved, init, optimizer)
+    return statistics.fmean(learned(saved, losses[0]) for losses in rates.values()) if rates else None
 
 
-def at_best(saved: dict[str, Any], init: str, optimizer: str) -> list[float]:
-    """The losses of all seeds at the initialization's own best rate; empty if no rate gave a finite one."""
-    runs = {k: v for k, v in saved["runs"].get(init, {}).items() if k.startswith(optimizer)}
-    first = {k: v["loss"] for k, v in runs.items() if k.endswith(" s0") and v["loss"] is not None}
-    if not first:
-        return []
-    rate = min(first, key=first.__getitem__).removesuffix(" s0")
-    return [v["loss"] for k, v in runs.items() if k.startswith(f"{rate} s") and v["loss"] is not None]
+def trains(saved: dict[str, Any], init: str, optimizer: str) -> bool:
+    """Whether every seed trains at the best rate."""
+    return all(learned(saved, loss) for loss in at_best(saved, init, optimizer) or [math.inf])
 
 
-def table_of(settings: list[dict[str, Any]], optimizer: str) -> str:
-    """Loss on held-out data at each initialization's best rate, and in brackets the share of rates that train."""
+def compared(saved: dict[str, Any], init: str, other: str, optimizer: str) -> int | None:
+    """-1 if every seed ends below every seed of the other, 1 if above, else 0. What does not train is all the same.
+
+    None if one of them has not run with every seed.
+    """
+    ours, theirs = at_best(saved, init, optimizer), at_best(saved, other, optimizer)
+    if ours is None or theirs is None or min(len(ours), len(theirs)) < SEEDS:
+        return None
+    most = LEARNED * saved["constant"]
+    ours, theirs = ([min(loss, most) for loss in losses] for losses in (ours, theirs))
+    return (min(ours) > max(theirs)) - (max(ours) < min(theirs))
+
+
+def counts(settings: Iterable[dict[str, Any]], init: str, other: str, optimizer: str) -> str:
+    """In how many settings lower / neither / higher."""
+    found = [order for saved in settings if (order := compared(saved, init, other, optimizer)) is not None]
+    return "" if init == other or not found else " / ".join(str(found.count(order)) for order in (-1, 0, 1))
+
+
+def summary(settings: Sequence[dict[str, Any]]) -> str:
+    """A row for each optimizer and initialization, over all settings."""
+    rows = []
+    for optimizer, title in OPTIMIZERS.items():
+        for init in INITS:
+            mine = [saved for saved in settings if compared(saved, init, init, optimizer) is not None]
+            if not mine:
+                continue
+            shares = statistics.fmean(share(saved, init, optimizer) or 0.0 for saved in mine)
+            trained = sum(trains(saved, init, optimizer) for saved in mine)
+            against = (counts(mine, init, other, optimizer) for other in AGAINST)
+            rows.append([title, f"`{init}`", f"{trained} of {len(mine)}", f"{shares:.0%}", *against])
+    return markdown(["optimizer", "initialization", "trains", "rates that train", *(f"`{x}`" for x in AGAINST)], rows)
+
+
+def cell(saved: dict[str, Any], init: str, optimizer: str) -> str:
+    """Mean loss at the best rate, and the share of rates that train."""
+    losses, rates = at_best(saved, init, optimizer), share(saved, init, optimizer)
+    if losses is None or rates is None:
+        return ""
+    missing = "" if len(losses) >= SEEDS else f", {len(losses)} of {SEEDS} seeds"
+    return f"{statistics.fmean(losses):.3f} ({rates:.0%}{missing})"
+
+
+def table_of(settings: Sequence[dict[str, Any]], optimizer: str) -> str:
+    """A row for each network; the least mean of those without normalization is bold."""
     rows = []
     for saved in settings:
-        means = {init: losses for init in INITS if (losses := at_best(saved, init, optimizer))}
-        least = min((statistics.fmean(v) for k, v in means.items() if k != "norm"), default=0.0)
-        row = [saved["name"], f"{saved['constant']:.3f}"]
-        for init in INITS:
-            if init not in saved["runs"]:
-                row.append("")
-                continue
-            trains = share(saved, init, optimizer)
-            if init not in means or trains is None:
-                row.append("diverges")
-                continue
-            mean = statistics.fmean(means[init])
-            mark = "**" if mean <= least * (1 + NEAR) and init != "norm" else ""
-            row.append(f"{mark}{mean:.3f}{mark} ({trains:.0%})")
-        rows.append(row)
-    return markdown(["network", "constant answer", *INITS], rows)
+        means = {i: statistics.fmean(losses) for i in INITS if (losses := at_best(saved, i, optimizer))}
+        plain = {init: mean for init, mean in means.items() if "norm" not in init}
+        least = min(plain, key=plain.__getitem__) if plain else ""
+        row = (cell(saved, init, optimizer) for init in INITS)
+        marked = (f"**{text}**" if init == least else text for init, text in zip(INITS, row, strict=True))
+        rows.append([saved["name"], f"{saved['constant']:.3f}", *marked])
+    return markdown(["network", "constant answer", *(f"`{init}`" for init in INITS)], rows)
 
 
-def summary(settings: list[dict[str, Any]]) -> str:
-    """Over all settings: the share of rates that train, and against PyTorch's default, where the loss is lower."""
+def options_of(settings: Sequence[dict[str, Any]]) -> str:
+    """LSUV and its options, for both optimizers: lower (↓) or higher (↑) than `lsuv` for every seed."""
+    signs = {-1: " ↓", 1: " ↑"}
     rows = []
-    for optimizer, title in OPTIMIZERS.items():
-        for init in INITS:
-            shares = [found for saved in settings if (found := share(saved, init, optimizer)) is not None]
-            pairs = [
-                (statistics.fmean(ours), statistics.fmean(theirs))
-                for saved in settings
-                if (ours := at_best(saved, init, optimizer)) and (theirs := at_best(saved, "default", optimizer))
-            ]
-            lower = sum(ours < theirs * (1 - NEAR) for ours, theirs in pairs)
-            higher = sum(ours > theirs * (1 + NEAR) for ours, theirs in pairs)
-            if shares:
-                counts = f"{lower} / {len(pairs) - lower - higher} / {higher}"
-                rows.append([title, init, f"{statistics.fmean(shares):.0%}", str(len(shares)), counts])
-    header = ["optimizer", "initialization", "rates that train", "settings", "lower / equal / higher than default"]
-    return markdown(header, rows)
+    for saved in settings:
+        row = [saved["name"]]
+        for optimizer in OPTIMIZERS:
+            for init in OPTIONS:
+                losses = at_best(saved, init, optimizer)
+                order = compared(saved, init, "lsuv", optimizer) if losses and init != "lsuv" else None
+                row.append(f"{statistics.fmean(losses):.3f}{signs.get(order or 0, '')}" if losses else "")
+        rows.append(row)
+    header = [f"{title} `{init.removeprefix('lsuv') or 'lsuv'}`" for title in OPTIMIZERS.values() for init in OPTIONS]
+    return markdown(["network", *header], rows)
 
 
-def text_of(folder: Path) -> str:
-    settings = load(folder)
-    parts = [f"### All settings\n\n{summary(settings)}"]
-    for optimizer, title in OPTIMIZERS.items():
-        parts.append(f"### {title}\n\n{table_of(settings, optimizer)}")
+def extent(settings: Sequence[dict[str, Any]]) -> str:
+    """How much was run, and how often the best rate is the least or the greatest of the grid."""
     runs = [run for saved in settings for init in saved["runs"].values() for run in init.values()]
-    hours = sum(run["cpu_seconds"] for run in runs) / 3600
-    parts.append(f"{len(runs)} runs, {hours:.1f} hours of one core.\n")
-    return "\n".join(parts)
+    edges, cells = [0, 0], 0
+    for saved in settings:
+        for init in saved["runs"]:
+            for optimizer in OPTIMIZERS:
+                grid = sorted(by_rate(saved, init, optimizer), key=float)
+                rate = best_rate(saved, init, optimizer)
+                if rate is None or not trains(saved, init, optimizer):
+                    continue
+                cells += 1
+                edges[0] += rate == grid[0]
+                edges[1] += rate == grid[-1]
+    minutes = sum(run["cpu_seconds"] for run in runs) / 60
+    return (
+        f"{len(settings)} networks, {len(runs)} runs, {minutes:.0f} minutes of one core. Of the {cells} combinations "
+        f"that train, {edges[0]} have the least rate of the grid as their best, {edges[1]} the greatest.\n"
+    )
 
 
-def plot(folder: Path, file: Path) -> None:
-    """A line for each initialization: its loss over the best of all, in each setting, at its own best rate."""
+def parts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Mark -> what stands there."""
+    tables = (f"**{title}**\n\n{table_of(settings, optimizer)}" for optimizer, title in OPTIMIZERS.items())
+    return {
+        "modern": summary(settings) + "\n" + extent(settings),
+        "modern_options": options_of(settings),
+        "modern_all": "\n".join(tables),
+    }
+
+
+def relative(saved: dict[str, Any], init: str, optimizer: str) -> float:
+    """Mean loss at the best rate over that of the constant answer; NaN where it was not tried."""
+    losses = at_best(saved, init, optimizer)
+    return statistics.fmean(losses) / saved["constant"] if losses else math.nan
+
+
+def plot(settings: Sequence[dict[str, Any]], file: Path) -> None:
+    """A row for each network, a column for each initialization: its loss over that of the constant answer."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    settings = load(folder)
-    figure, axes = pyplot.subplots(2, 1, figsize=(10, 10), sharex=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(14, 6.5), sharey=True, layout="constrained")
     for axis, (optimizer, title) in zip(axes, OPTIMIZERS.items(), strict=True):
-        for init in INITS:
-            points = [
-                (k, statistics.fmean(losses) / saved["constant"])
-                for k, saved in enumerate(settings)
-                if (losses := at_best(saved, init, optimizer))
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", linestyle=":", label=init)
-        axis.axhline(1.0, color="grey")
-        axis.set_yscale("log")
+        grid = [[relative(saved, init, optimizer) for init in INITS] for saved in settings]
+        image = axis.imshow(grid, cmap="RdYlGn_r", vmin=0, vmax=1, aspect="auto")
+        for row, values in enumerate(grid):
+            for column, value in enumerate(values):
+                if not math.isnan(value):
+                    axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
         axis.set_title(title)
-        axis.set_ylabel("loss / loss of the best constant answer")
-    axes[0].legend(ncol=4, fontsize="small")
-    axes[1].set_xticks(range(len(settings)), [saved["name"] for saved in settings], rotation=60, ha="right")
-    figure.tight_layout()
+        axis.set_xticks(range(len(INITS)), INITS, rotation=45, ha="right")
+        axis.set_yticks(range(len(settings)), [saved["name"] for saved in settings])
+    figure.colorbar(image, ax=axes, label="loss on held-out data / loss of the best constant answer")
     figure.savefig(file, dpi=80)
     pyplot.close(figure)
 
 
 def write(folder: Path) -> None:
-    text = text_of(folder)
-    pipeline.write_text(folder / "tables.md", text)
-    plot(folder, folder / "modern.png")
-    print(text)
+    """The plot beside the numbers; the pages only from the numbers that belong to the repository."""
+    settings = load(folder)
+    found = parts(settings)
+    plot(settings, folder / "modern.png")
+    if folder.resolve() == (pipeline.RESULTS / "modern").resolve():
+        for page, mark in PAGES.items():
+            pipeline.write_text(page, pipeline.between(page.read_text(), mark, found[mark]))
+    print("\n".join(found.values()))

@@ -52,6 +52,7 @@ class Run:
     test_every: int = 100
     test_images: int = 1000
     calibration_images: int = 256
+    bfloat16: bool = False  # convolutions and matrix products of a training step; weights and loss are float32
 
     def rate_at(self, iteration: int) -> float:
         return self.rate * 0.1 ** sum(iteration >= fraction * self.iterations for fraction in self.drops)

@@ -225,7 +225,9 @@ class Trainer:
                 group["lr"] = run.rate_at(state.iteration)
             x, y = batch(run, self.data.train, state.iteration)
             optimizer.zero_grad()
-            loss = loss_function(module(x.to(memory_format=torch.channels_last)), y)
+            with torch.autocast("cpu", torch.bfloat16, enabled=run.bfloat16):
+                logits = module(x.to(memory_format=torch.channels_last))
+            loss = loss_function(logits.float(), y)
             loss.backward()
             optimizer.step()
             value = float(loss.detach())
@@ -413,6 +415,7 @@ def command_line() -> argparse.ArgumentParser:
         command.add_argument("--batch-size", type=int, default=64)
         command.add_argument("--only", nargs="+", metavar="GLOB", default=["*"], help="runs by name: 'fitnet4-relu-*'")
         command.add_argument("--shard", type=shard, default=(1, 1), metavar="K/N", help="the K-th of N parts")
+        command.add_argument("--bfloat16", action="store_true", help="faster steps; with another -o than without")
         command.add_argument("--undecided", action="store_true", help="let converged runs be")
         command.add_argument("--list", action="store_true", help="the names of the runs, and do nothing")
         if mnist:
@@ -440,7 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.command == "time":
         measure_time(given)
         return
-    chosen: dict[str, Any] = {"iterations": given.iterations, "batch_size": given.batch_size}
+    chosen: dict[str, Any] = {option: getattr(given, option) for option in ("iterations", "batch_size", "bfloat16")}
     if given.command not in ("mnist", "authors"):
         chosen |= {"seed": given.seed, "rate": given.rate, "dropout": given.dropout}
     match given.command:

@@ -26,6 +26,7 @@ class Standing:
     so_far: str = "nothing was written"
     exit_code: int | None = None  # once the result is published
     told: bool = False  # the child had printed everything itself
+    relies_on: str = ""  # a library that ends the process, without a word, when the library's own servers are gone
 
 
 _standing = Standing()
@@ -52,12 +53,23 @@ def begin(so_far: str, *, publication_is_all: bool = False) -> None:
     """Say what was done before the work that begins now, and whether its published result is all that is asked for."""
     global _publication_is_all
     _publication_is_all = publication_is_all
-    _post(Standing(so_far))
+    _post(Standing(so_far, relies_on=_standing.relies_on))
 
 
 def published(exit_code: int) -> None:
     """The result has its name. If that is all that was asked for, the exit code is decided."""
-    _post(Standing("the model was written", exit_code if _publication_is_all else None))
+    code = exit_code if _publication_is_all else None
+    _post(Standing("the model was written", code, relies_on=_standing.relies_on))
+
+
+@contextlib.contextmanager
+def relying_on(library: str) -> Iterator[None]:
+    """Work that a library ends, without a word, when its own servers are gone."""
+    _post(replace(_standing, relies_on=library))
+    try:
+        yield
+    finally:
+        _post(replace(_standing, relies_on=""))
 
 
 def ended(exit_code: int) -> None:

@@ -63,7 +63,7 @@ def of_measurement(
     for layer in every.layers:
         status = Status.PLANNED
         if settings:
-            status = judge(findings.verified.get(layer.output), Turn(None, target=layer.target), settings.tol)
+            status = _measured_status(layer, users[layer.weight.base], findings, settings.tol)
         if layer.output not in wanted:
             status = Status.EXCLUDED
         entry = _entry(graph, layer, status, findings)
@@ -178,8 +178,7 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
         return Status.DEAD if turn.status is Status.OVERFLOW and found is not None and found.noise else turn.status
     status = judge(found, turn or Turn(None, target=layer.target), settings.tol)
     if layer.weight.base in findings.of_live_uses:
-        deciding = [m for m in (verified[x.output] for x in users) if m.finite and m.variance > 0.0 and not m.noise]
-        tied = {Status.OUTSIDE, Status.DEAD}
+        deciding, tied = _live(users, verified), {Status.OUTSIDE, Status.DEAD}
     else:
         deciding = [verified[x.output] for x in users if x.output in turns and turns[x.output].status is Status.OK]
         tied = {Status.OUTSIDE}
@@ -188,6 +187,30 @@ def _status(layer: Layer, users: list[Layer], findings: Findings, settings: Sett
     first = next((turns[x.output] for x in users if x.output in turns), Turn(None, target=layer.target))
     together = judge(pooled(deciding), first, settings.tol)
     return Status.TIED if together is Status.OK else status
+
+
+def _measured_status(layer: Layer, users: list[Layer], findings: Findings, tol: float) -> Status:
+    """The status of a layer in a model as it stands: for a shared weight, what an initialization would have called it.
+
+    The scale of a shared weight is decided by its uses in the stage of the first one or, if these are dead, by all live
+    ones.
+    """
+    verified, stage_of = findings.verified, findings.plan.stage_of
+    turn = Turn(None, target=layer.target)
+    status = judge(verified.get(layer.output), turn, tol)
+    if len(users) < 2 or status not in {Status.OUTSIDE, Status.DEAD}:
+        return status
+    stage = stage_of.get(users[0].output)
+    first = _live([x for x in users if stage_of.get(x.output) == stage], verified)
+    deciding = first or _live(users, verified)
+    if not deciding or (first and status is Status.DEAD):
+        return status
+    return Status.TIED if judge(pooled(deciding), turn, tol) is Status.OK else status
+
+
+def _live(users: Sequence[Layer], verified: Mapping[str, Moments]) -> list[Moments]:
+    found = [verified[x.output] for x in users if x.output in verified]
+    return [moments for moments in found if moments.finite and moments.variance > 0.0 and not moments.noise]
 
 
 def _in_order(entries: list[tuple[int, LayerReport]], layer_set: LayerSet, recurrent: Status) -> Entries:

@@ -217,6 +217,28 @@ def publish(target: Target, model: Path, data: Path | None) -> None:
             temporary.withdraw(beside.place)
 
 
+@contextlib.contextmanager
+def directory(path: Path) -> Iterator[None]:
+    """Make a directory for outputs, with its parents. What was made here and stays empty goes when the context ends.
+
+    A scratch directory in it keeps another run, which made the directory, from taking it away meanwhile.
+    """
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(new):
+        temporary.announce(each, if_empty=True)
+    try:
+        with contextlib.ExitStack() as held:
+            path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # what is wrong with the directory is told when a file is made there
+                held.enter_context(Scratch(path))
+            yield
+    finally:
+        for each in new:
+            with contextlib.suppress(OSError):  # it has files, or was not made
+                each.rmdir()
+            temporary.withdraw(each, if_empty=True)
+
+
 def absolute(path: StrPath) -> Path:
     """A path that does not depend on the working directory, which may be gone."""
     try:

@@ -131,8 +131,8 @@ def named_list(text: str) -> tuple[str, tuple[float, ...]]:
     return match["name"] or "", tuple(float(number) for number in match["numbers"].split(",") if number.strip())
 
 
-def named_lists(check: Callable[[tuple[float, ...]], bool], example: str) -> Callable[[object], tuple[str, ...]]:
-    """Reads texts NAME:[...], or a mapping of names to lists, to texts of one form; `check` tells a good list."""
+def named_lists(check: Callable[[tuple[float, ...]], bool], wanted: str) -> Callable[[object], tuple[str, ...]]:
+    """Reads texts NAME:[...], or a mapping of names to lists, to texts of one form; `check`: are these as `wanted`?"""
 
     def read(given: object) -> tuple[str, ...]:
         items = [given] if isinstance(given, str) else given
@@ -141,9 +141,9 @@ def named_lists(check: Callable[[tuple[float, ...]], bool], example: str) -> Cal
                 items = [f"{name}:{list(numbers)}" for name, numbers in given.items()]
             named = [named_list(item) for item in cast(Iterable[str], items)]
         except (TypeError, ValueError):
-            raise Unfit(f"a list of the form {example}") from None
+            raise Unfit(wanted) from None
         if not all(check(numbers) for _, numbers in named):
-            raise Unfit(f"a list of the form {example}")
+            raise Unfit(wanted)
         return tuple(f"{name}:[{','.join(f'{x:.17g}' for x in numbers)}]".removeprefix(":") for name, numbers in named)
 
     return read

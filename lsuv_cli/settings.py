@@ -225,7 +225,7 @@ class Settings:
     input_shapes: Annotated[
         tuple[str, ...],
         About(
-            readers.named_lists(readers.is_shape, "x:[1,3,224,224]"),
+            readers.named_lists(readers.is_shape, "a name and its lengths, each 1 or more, such as x:[1,3,224,224]"),
             DATA,
             "NAME:[N,...]",
             "Random data: the shape of an input in one run.",
@@ -235,7 +235,7 @@ class Settings:
     val_range: Annotated[
         tuple[str, ...],
         About(
-            readers.named_lists(readers.is_range, "x:[0,1]"),
+            readers.named_lists(readers.is_range, "a name and two numbers, the smaller one first, such as x:[0,1]"),
             DATA,
             "NAME:[X,X]",
             "Random data: uniform numbers from X to X, not normal ones.",

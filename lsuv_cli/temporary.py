@@ -2,7 +2,7 @@
 
 Code that makes a temporary file announces its path first, and withdraws the path when the file is removed or renamed to
 the result. The announced paths are in memory that a parent process can share (`share`), so that the parent can remove
-the files of a killed child.
+the files of a killed child. A directory that is announced `if_empty` goes only if nothing was put into it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import shutil
 from pathlib import Path
 
 BOARD_BYTES = 1 << 15
+IF_EMPTY = os.sep  # behind the name of a directory
 
 _board: mmap.mmap | None = None
 _announced: list[str] = []
 
 
-def announce(path: Path) -> None:
+def announce(path: Path, *, if_empty: bool = False) -> None:
     """Have this file or directory removed if the process dies."""
-    _announced.append(os.fspath(path.absolute()))
+    _announced.append(_name(path, if_empty))
     _post()
 
 
-def withdraw(path: Path) -> None:
+def withdraw(path: Path, *, if_empty: bool = False) -> None:
     """Take back an announcement: the file is removed, or renamed to the result."""
     with contextlib.suppress(ValueError):
-        _announced.remove(os.fspath(path.absolute()))
+        _announced.remove(_name(path, if_empty))
     _post()
 
 
@@ -39,15 +40,25 @@ def share() -> None:
 
 
 def remove_announced() -> None:
-    """Remove every path that a dead child had announced and not withdrawn."""
+    """Remove every path that a dead child had announced and not withdrawn; what this process announced stays."""
     if _board is None:
         return
-    for path in (Path(os.fsdecode(name)) for name in _board[:].split(b"\0") if name):
-        if path.is_dir():
+    names = [os.fsdecode(name) for name in _board[:].split(b"\0") if name]
+    for name in reversed([name for name in names if name not in _announced]):  # a directory after what is in it
+        path = Path(name)
+        if name.endswith(IF_EMPTY):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
     _board[:] = bytes(BOARD_BYTES)
+    _post()
+
+
+def _name(path: Path, if_empty: bool) -> str:
+    return os.fspath(path.absolute()) + (IF_EMPTY if if_empty else "")
 
 
 def _post() -> None:

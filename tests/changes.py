@@ -73,7 +73,10 @@ def _tensors(case: Case, flat: onnx.ModelProto, written: onnx.ModelProto, report
     folds = any("folded" in note for entry in report.layers for note in entry.notes)
     folded = set()
     if folds:
-        folded = flat_models.only_for_constants(flat) | flat_models.only_for_constants(case.model)
+        # In the model as given, an If whose branch makes nothing but constants goes with what reads it, and so does its
+        # condition.
+        fixed = flat_models.constants(flat) | flat_models.constants(case.model)
+        folded = flat_models.only_for_constants(flat, fixed) | flat_models.only_for_constants(case.model, fixed)
     for tensor in case.model.graph.initializer:
         new = after.get(tensor.name)
         if new is None:

@@ -2,7 +2,7 @@
 """Mutation testing of `lsuv_cli/scaling` and `lsuv_cli/model`: how many of the mutants do the tests notice?
 
     python tests/mutants.py map MAP TESTS...   # which lines each test runs, and its time (Python 3.12 or newer)
-    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --share, --again
+    python tests/mutants.py run MAP RESULTS    # goes on where it was stopped; --only, --share, --rest, --again
     python tests/mutants.py report RESULTS
 
 1. A mutant (mutations.py) runs in a fork of a process that has collected all tests and run none, so that no session of
@@ -31,6 +31,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -53,7 +54,7 @@ ROOMS = ("scaling", "model")
 EQUIVALENT = TREE / "tests" / "equivalent_mutants.txt"
 SOURCES = "sources"  # in a map: the modules as they were
 LIVE = {"survived", "error", "untested"}  # verdicts; the others are killed, timeout and crash
-PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict)
+PLAIN = (int, float, str, bytes, tuple, list, set, frozenset, dict, re.Pattern)
 OVERHEAD = 6.0  # seconds of imports and collection that a mutant may take besides its tests
 
 
@@ -61,14 +62,15 @@ def modules() -> list[str]:
     return [f"{room}/{path.name}" for room in ROOMS for path in sorted((TREE / "lsuv_cli" / room).glob("*.py"))]
 
 
-def mutants(only: Sequence[str] = (), share: float = 1.0, seed: int = 0) -> list[Mutant]:
-    """The mutants of all modules, or this share of each (rounded up), in an order that only the seed decides."""
+def mutants(only: Sequence[str] = (), share: float = 1.0, seed: int = 0, rest: bool = False) -> list[Mutant]:
+    """The mutants of all modules, or this share of each (rounded up) or the rest, in an order that the seed decides."""
     drawn: list[Mutant] = []
     for module in modules():
         if not only or any(word in module for word in only):
             made = list(of_module(module, (TREE / "lsuv_cli" / module).read_text()))
             random.Random(f"{seed} {module}").shuffle(made)
-            drawn += made[: math.ceil(share * len(made))]
+            here = math.ceil(share * len(made))
+            drawn += made[here:] if rest else made[:here]
     return drawn
 
 
@@ -312,7 +314,10 @@ class Workshop:
             return False
         module = sys.modules[_name(mutant.module)]
         made = {**module.__dict__}
-        exec(code, made)
+        try:
+            exec(code, made)
+        except Exception:
+            return False  # `imported` finds the same
         # What is computed from the changed value is changed as well.
         for name, given in list(module.__dict__.items()):
             if isinstance(given, PLAIN) and made[name] != given:
@@ -388,7 +393,7 @@ def _assigned(mutant: Mutant) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     results = read(options.results)
     tests = Tests(options.map)
-    chosen = mutants(options.only, options.share, options.seed)
+    chosen = mutants(options.only, options.share, options.seed, options.rest)
     if options.again:
         chosen = [m for m in chosen if results.get(m.key, {}).get("verdict") in LIVE]
         excused = equivalent()
@@ -423,7 +428,7 @@ def report(options: argparse.Namespace) -> None:
     """A table of the modules; before it, if asked for, the mutants that are left."""
     results, excused = read(options.results), equivalent()
     total: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in mutants(options.only):
+    for mutant in mutants(options.only, options.share, options.seed, options.rest):
         room = mutant.module.partition("/")[0]
         found = results.get(mutant.key)
         for name in (mutant.module, room + ", in all"):
@@ -470,8 +475,6 @@ def main() -> int:
     mapping.add_argument("tests", nargs="+")
     running = commands.add_parser("run")
     running.add_argument("map", type=Path)
-    running.add_argument("--share", type=float, default=1.0, help="of each module's mutants, drawn at random")
-    running.add_argument("--seed", type=int, default=0)
     running.add_argument("--seconds", type=float, default=2.5, help="of tests for each mutant")
     running.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     running.add_argument("--again", action="store_true", help="those that survived")
@@ -479,6 +482,9 @@ def main() -> int:
     reporting.add_argument("--left", action="store_true", help="list the mutants that are left")
     for command in (running, reporting):
         command.add_argument("results", type=Path)
+        command.add_argument("--share", type=float, default=1.0, help="of each module's mutants, drawn at random")
+        command.add_argument("--rest", action="store_true", help="those that are not in the share")
+        command.add_argument("--seed", type=int, default=0)
         command.add_argument("--only", nargs="*", default=[], help="modules, by a part of their name")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in ("map", "results") if hasattr(options, name)}

@@ -64,17 +64,18 @@ class Draft:
     features: set[str] = field(default_factory=set)
 
 
-def session(model: onnx.ModelProto, **options: Any) -> ort.InferenceSession:
+def session(model: onnx.ModelProto, reuse: bool = False) -> ort.InferenceSession:
     """A session of onnxruntime that runs what the model says: no optimization, one thread.
 
-    Nor are buffers used again: with batches of several sizes, onnxruntime 1.31 fails at Min(x, x) of float16.
+    Nor are buffers used again, if not asked for: with batches of several sizes, onnxruntime 1.31 fails at Min(x, x) of
+    float16.
     """
     chosen = ort.SessionOptions()
-    chosen.enable_mem_reuse = False
+    chosen.enable_mem_reuse = reuse
     chosen.log_severity_level = 4
     chosen.intra_op_num_threads = 1
     chosen.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), chosen, providers=["CPUExecutionProvider"], **options)
+    return ort.InferenceSession(model.SerializeToString(), chosen, providers=["CPUExecutionProvider"])
 
 
 def opsets(version: int) -> list[onnx.OperatorSetIdProto]:

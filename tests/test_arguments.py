@@ -33,7 +33,7 @@ DATA = np.zeros((2, 3, 32, 32), np.float32)
         (lsuv_cli.inspect, {"details": "x"}, "`details` 'x' is not True or False"),
         (lsuv_cli.initialize, {"batch_size": np.array([1, 2])}, "`batch_size` array"),
         (lsuv_cli.initialize, {"std": float("nan")}, "`std` nan is not a list of numbers"),
-        (lsuv_cli.initialize, {"input_shapes": {"x": 5}}, "`input_shapes` {'x': 5} is not a list of the form"),
+        (lsuv_cli.initialize, {"input_shapes": {"x": 5}}, "`input_shapes` {'x': 5} is not a name and its lengths"),
     ],
 )
 def test_an_argument_of_a_wrong_type_is_named(

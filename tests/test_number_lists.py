@@ -1,6 +1,7 @@
 """Learned numbers in lists of attributes (ai.onnx.ml): stripped, and made up again."""
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ from onnx import helper, numpy_helper
 
 from helpers import model, normal, tensor, values
 from lsuv_cli import LsuvError, initialize, inspect, strip
+from lsuv_cli.model.number_lists import NumberList, every, stripped
 from shell import lsuv
 
 NODES = 7  # of a whole tree of two levels
@@ -151,3 +153,72 @@ def test_a_length_that_cannot_be(count):
     attribute(small, "linear", "coefficients").doc_string = f"lsuv.stripped numbers {count}"
     with pytest.raises(LsuvError, match=r"linear\.coefficients has no numbers"):
         initialize(small, normal(64, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("intercepts", 0), ("offset", 0), ("rho", 0), ("base_values", 0), ("imputed_value_floats", 0), ("scale", 1),
+        ("nodes_hitrates", 1), ("prob_a", -1), ("prob_b", 0),
+    ],
+)  # fmt: skip
+def test_lists_that_are_filled_with_what_changes_nothing(name, expected):
+    """No offset, a factor of 1; Platt's 1 / (1 + exp(a·f + b)) with a = -1, b = 0 is the sigmoid of f."""
+    lists: Any = {name: [3.0, 4.0]}
+    node = helper.make_node("Op", [], [], domain="ai.onnx.ml", **lists)
+    found = NumberList(node, node.attribute[0])
+    found.strip()
+    assert (found.count, list(found.attribute.floats), found.is_stripped) == (2, [], True)
+    found.fill(np.random.default_rng(0))
+    assert (list(found.attribute.floats), found.is_stripped) == ([expected] * 2, False)
+
+
+@pytest.mark.parametrize(
+    ("lists", "name", "std"),
+    [
+        ({"coefficients": [0.5] * 4000, "intercepts": [0.5] * 40}, "coefficients", 0.1),  # 100 for each output
+        ({"coefficients": [0.5] * 2500}, "coefficients", 0.02),
+        ({"support_vectors": [0.5] * 2500}, "support_vectors", 0.02),
+        ({"nodes_values": [0.5] * 2500}, "nodes_values", 1.0),
+        ({"coefficients": [0.5], "intercepts": [0.5] * 3}, "coefficients", None),  # fewer numbers than outputs
+    ],
+)
+def test_lists_of_products_have_the_variance_of_one_over_their_inputs(lists, name, std):
+    node = helper.make_node("Op", [], [], domain="ai.onnx.ml", **lists)
+    (held,) = (attribute for attribute in node.attribute if attribute.name == name)
+    count = len(held.floats)
+    NumberList(node, held).strip()
+    NumberList(node, held).fill(np.random.default_rng(0))
+    drawn = np.random.default_rng(0).standard_normal(count, np.float32)
+    assert len(held.floats) == count
+    assert not held.doc_string
+    if std is None:
+        np.testing.assert_array_equal(held.floats, drawn)
+    else:
+        assert np.std(held.floats) == pytest.approx(std, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("node", "learned"),
+    [
+        (helper.make_node("SVMRegressor", ["x"], ["y"], domain="ai.onnx.ml", rho=[1.0]), ["rho"]),
+        (helper.make_node("SVMRegressor", ["x"], ["y"], domain="ai.onnx.ml", kernel_params=[1.0, 2.0, 3.0]), []),
+        (helper.make_node("Constant", [], ["y"], value_floats=[1.0] * 20), []),
+        (helper.make_node("Op", ["x"], ["y"], numbers=[1.0] * 16), []),
+        (helper.make_node("Op", ["x"], ["y"], numbers=[1.0] * 17), ["numbers"]),
+        (helper.make_node("Op", ["x"], ["y"], integers=[1] * 17), []),
+    ],
+)
+def test_which_lists_are_learned(node, learned):
+    proto = helper.make_model(helper.make_graph([node], "g", [], []))
+    assert [found.attribute.name for found in every(proto)] == learned
+    assert stripped(proto) == []
+
+
+@pytest.mark.parametrize("text", ["lsuv.stripped numbers", "lsuv.stripped numbers many", "lsuv.stripped numbers -1"])
+def test_a_stripped_list_that_does_not_say_how_long_it_was(text):
+    node = helper.make_node("Op", [], [], domain="ai.onnx.ml", rho=[1.0])
+    node.attribute[0].ClearField("floats")
+    node.attribute[0].doc_string = text
+    with pytest.raises(LsuvError, match="does not say how many it had"):
+        _ = NumberList(node, node.attribute[0]).count

@@ -3,6 +3,7 @@
 The truth is unoptimized onnxruntime on the written file, its values taken as float64 (helpers.py).
 """
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -295,6 +296,22 @@ def test_a_tiny_signal_is_no_noise():
     result = initialize(proto, X)
     assert statuses(result) == {"h": "ok", "y": "ok"}
     assert near_one(variances(result.model, {"x": X}, ["h", "y"], reference=False))
+
+
+@pytest.mark.parametrize(("size", "seed"), [(3, 4), (9, 2), (9, 8), (16, 1), (16, 5), (16, 11)])
+def test_layers_behind_one_whose_type_holds_no_better_weight_come_to_the_target(size, seed):
+    """bfloat16 has eight bits, the tolerance is 0.001 and the input's mean 30: rounded weights give h another mean."""
+    proto = model(
+        f"""g (float[N,2,{size},6] x) => (y) {{ f = Cast<to=1>(u) h = MatMul(f, x) r = LeakyRelu(h)
+        a = MatMul(r, v) t = Relu(a) y = MatMul(t, w) }}""",
+        u=normal(2, size).astype(ml_dtypes.bfloat16), v=normal(6, 4), w=normal(4, 4),
+    )  # fmt: skip
+    x = normal(10, 2, size, 6, seed=1) + 30
+    result = initialize(proto, x, seed=seed, tol=1e-3)
+    assert statuses(result) == {"h": "outside", "a": "ok", "y": "ok"}
+    found = variances(result.model, {"x": x}, ["h", "a", "y"], reference=False)
+    assert near_one({"a": found["a"], "y": found["y"]}, 1.1e-3)
+    assert found["h"] == pytest.approx(entry(result, "h").variance, rel=1e-4)
 
 
 @pytest.mark.parametrize("factor", [255.0, 1e4, 1e-10, -1e6])

@@ -161,8 +161,12 @@ def _verdict(status: int, complain: Callable[[str], None]) -> int:
     if standing.exit_code is not None:
         complain(f"stopped ({how}) after {standing.so_far}; it is complete and verified")
         return standing.exit_code
-    if os.WIFEXITED(status):  # Ray ends its driver when its own processes are gone
-        complain(f"a library ended the run, without a reason ({how}); {standing.so_far}")
+    if os.WIFEXITED(status):
+        what = f"a library ended the run, without a reason ({how})"
+        if standing.relies_on:
+            gone = "ended or were killed, perhaps because memory ran out"
+            what = f"the run ended with {standing.relies_on}, whose own processes {gone}"
+        complain(f"{what}; {standing.so_far}")
         return int(ExitCode.BAD_REQUEST)
     if number in POLITE:
         complain(f"interrupted; {standing.so_far}")

@@ -69,24 +69,42 @@ def init(
 
     The result goes to MODEL.lsuv.onnx beside the input, or where -o or --output-dir say.
     """
-    with terminal.errors():
-        if showing.json and writing.output == "-":
-            raise LsuvError("--json and -o - both want standard output; write the model to a file")
-        if writing.like is not None and writing.weights is None:
-            raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
-        _check_streams(models, data)
-        _for_one_model(models, {"-o": writing.output}, "use --output-dir")
-        _for_one_model(models, {"--weights": writing.weights, **showing.drawn}, "give one model at a time")
-        targets = _targets(models, writing)
-        pictures = Pictures.check(showing.drawn)
-    if pictures:
-        settings = dataclasses.replace(settings, before=True)
+    with contextlib.ExitStack() as stack:
+        with terminal.errors():
+            if showing.json and writing.output == "-":
+                raise LsuvError("--json and -o - both want standard output; write the model to a file")
+            if writing.like is not None and writing.weights is None:
+                raise LsuvError("--like needs --weights, the file to write the changed checkpoint to")
+            _check_streams(models, data)
+            _for_one_model(models, {"-o": writing.output}, "use --output-dir")
+            _for_one_model(models, {"--weights": writing.weights, **showing.drawn}, "give one model at a time")
+            targets = _targets(models, writing)
+            if not writing.dry_run:
+                _make_directory(writing.output_dir, stack)
+            pictures = Pictures.check(showing.drawn)
+        if pictures:
+            settings = dataclasses.replace(settings, before=True)
+        if len(models) > 1:
+            code = _each(models, data, targets, writing, settings, showing)
+        else:
+            code = _one(models[0], data, targets[0], writing, settings, (showing, pictures))
+    raise typer.Exit(code)
+
+
+def _one(
+    model: str,
+    data: list[str] | None,
+    target: str | None,
+    writing: o.Writing,
+    settings: o.AllSettings,
+    shown: tuple[o.Showing, Pictures],
+) -> int:
+    """Initialize one model and tell the result. Returns the exit code."""
+    showing, pictures = shown
     console = terminal.console(quiet=showing.quiet)
-    if len(models) > 1:
-        raise typer.Exit(_each(models, data, targets, writing, settings, showing))
     with terminal.errors(publication_is_all=not (showing.json or pictures)):
         with terminal.progress(console, not showing.quiet) as listen:
-            report = _initialized(models[0], data, targets[0], writing, settings, (listen, pictures))
+            report = _initialized(model, data, target, writing, settings, (listen, pictures))
         report = wording.report_as_typed(report)
         _tell(report, console, verbose=showing.verbose)
         pictures.draw(report, typed)
@@ -98,7 +116,7 @@ def init(
         written = [file for file in (report.output, weights, *pictures.drawn.values()) if file is not None]
         with terminal.after_writing(written):
             _print_json(report.to_json())
-    raise typer.Exit(int(report.exit_code))
+    return int(report.exit_code)
 
 
 def _each(
@@ -381,11 +399,17 @@ def _targets(models: list[str], writing: o.Writing) -> list[str | None]:
         raise LsuvError("two of the models have the same file name; in --output-dir one would overwrite the other")
     # Each model is checked against its own output later; all outputs against all models only here.
     outputs.check_apart([Target("--output-dir", path, path) for path in targets], models)
+    return [str(target) for target in targets]
+
+
+def _make_directory(output_dir: str | None, stack: contextlib.ExitStack) -> None:
+    """Make the directory for outputs; if nothing is written there, it is gone again when the command ends."""
+    if output_dir is None:
+        return
     try:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        stack.enter_context(outputs.directory(Path(output_dir)))
     except OSError as problem:
         raise LsuvError(f"--output-dir {output_dir} cannot be made: {problem.strerror}") from None
-    return [str(target) for target in targets]
 
 
 def _check_streams(models: Sequence[str], data: Sequence[str] | None) -> None:

@@ -271,9 +271,9 @@ def calibrate(
     samples, dropped = sum(table.samples for table in plan), sum(table.dropped for table in plan)
     size = plan[0].size
     if samples == 0:
-        raise DataError(
-            f"{source}: {dropped} samples do not fill the model's fixed batch of {size}; give at least {size}"
-        )
+        cut = limit is not None and limit < size
+        way_out = f"raise the limit to at least {size}" if cut else f"give at least {size}"
+        raise DataError(f"{source}: {dropped} samples do not fill the model's fixed batch of {size}; {way_out}")
     warnings = list(strangers.warnings())
     if dropped:
         warnings.append(f"{dropped} of {samples + dropped} samples do not fill a batch of {size} and are left out")
@@ -399,7 +399,7 @@ def _examine(tables: Sequence[Table]) -> Iterator[str]:
                     row, *within = [*map(int, np.argwhere(~finite)[0])] or [0]
                     first.setdefault(name, column.describe(start + row, within))
                     bad[name] = bad.get(name, 0) + int(np.count_nonzero(~finite))
-                elif column.feed is not Feed.SAME:
+                elif column.feed is not Feed.SAME and column.spec.table is None:
                     with np.errstate(over="ignore", invalid="ignore"):
                         statistics.setdefault(name, InputStatistics()).add(values)
     for name, count in bad.items():

@@ -72,7 +72,8 @@ def settle(graph: Graph, layer_set: LayerSet, bias: Bias, tied: Tied) -> Biases:
         edit = _own_bias(graph, spot, layer, alone and owners.setdefault(layer.bias.value, owner) == owner)
         if edit is None:
             impossible.add(spot)
-            decided.notes[layer.output] = ["not centred: its bias is inside a function of the model"]
+            where = "chosen by an If" if layer.bias.value in graph.chosen else "inside a function of the model"
+            decided.notes[layer.output] = [f"not centred: its bias is {where}"]
         else:
             decided.edits.append(edit)
             decided.centred.add(layer.output)
@@ -109,7 +110,7 @@ def _not_centred(layer: Layer, value: Array | None) -> str:
 
 
 def _own_bias(graph: Graph, spot: Spot, layer: Layer, in_place: bool) -> Edit | None:
-    """The edit that gives a layer a bias of zeros, one for each channel; None if its node cannot be edited."""
+    """The edit that gives a layer a bias of zeros, one for each channel; None if there is none."""
     found = channels.of(layer)
     assert found is not None
     k, position = spot
@@ -118,7 +119,7 @@ def _own_bias(graph: Graph, spot: Spot, layer: Layer, in_place: bool) -> Edit | 
     present = graph.evaluate(value)
     if in_place and _has_every_channel(present.shape, found, layer):
         return Overwrite(value, np.zeros_like(present))
-    if node.output[0] not in graph.places:
+    if node.output[0] not in graph.places or value in graph.chosen:
         return None
     shape = (found.count,) if layer.bias and layer.bias.shape is not None else found.shape
     return Own(node.output[0], position, f"{value}.{label(node)}", np.zeros(shape, present.dtype))

@@ -1,8 +1,8 @@
 """Constants: the stored tensor, the views through which a node reads it, and the value of a constant expression.
 
 1. A constant that a node reads is a stored tensor (an initializer or the value of a Constant node), perhaps behind
-   views (views.py): nodes that change its shape, axis order or type. A write to the stored tensor goes through the
-   inverse views.
+   views (views.py): nodes that change its shape, axis order or type, or repeat it. A write to the stored tensor goes
+   back through the views.
 2. Where the chain of views ends at any other node, that node's value is an expression of constants (`Graph.evaluate`),
    which can be folded into one tensor.
 3. A weight that a Dropout drops in training mode (DropConnect) is the stored tensor in front of the Dropout: what the
@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from lsuv_cli.model import views
-from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
+from lsuv_cli.model.flatten import label
+from lsuv_cli.model.graph import LARGEST_CONSTANT, Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.random_ops import drops
 from lsuv_cli.model.views import Shape, View
 
@@ -34,7 +36,8 @@ FLOATS: dict[int, str] = {
     TensorProto.BFLOAT16: "bfloat16",
     TensorProto.DOUBLE: "float64",
 }
-VIEW_OPS = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+VIEW_OPS = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile"})
+LARGEST_COMPARED = 1 << 24  # elements of a stack of matrices that are compared with one another
 SHAPE_OPS = frozenset({"Shape", "Size"})
 
 
@@ -58,6 +61,10 @@ class Weight:
     @property
     def read_as(self) -> str:
         return self.cast or self.dtype
+
+    @property
+    def has_equal_slices(self) -> bool:
+        return any(step.equal for step in self.steps)
 
     def stored(self, array: Array) -> Array:
         """An array in the operator's layout, brought into the stored tensor's layout."""
@@ -102,8 +109,50 @@ class Constants:
             elif node.op_type not in {"Identity", "Dropout"}:
                 steps.append(self._step(node, shape))
                 shape = steps[-1].after
+                if steps[-1].copies and math.prod(shape) > LARGEST_CONSTANT:
+                    raise LeftAlone(f"its weight repeats a tensor to {math.prod(shape):,} elements")
         dropped = any(node.op_type == "Dropout" for node in chain)
         return Weight(value, base, place, dtype, shape, tuple(steps), cast if cast != dtype else "", dropped)
+
+    def with_equal_slices(self, weight: Weight) -> Weight:
+        """A stack of matrices, with the axes along which all are equal: exporters repeat a matrix for every sample."""
+        if len(weight.shape) < 3 or math.prod(weight.shape) > LARGEST_COMPARED or weight.dropped:
+            return weight
+        stored = self.folded[weight.base] if weight.place == "folded" else self.graph.array(weight.base)
+        view = views.of_equal_slices(weight.seen(np.asarray(stored)), range(len(weight.shape) - 2))
+        return weight if view is None else replace(weight, steps=(*weight.steps, view))
+
+    def no_weight(self, weight: Weight, products: Collection[str]) -> str:
+        """Why a constant is not learned number by number, as a weight is; empty if it may be.
+
+        A weight that is normalized, masked, adapted or packed (v·g/|v|, m·W, W + B·A, Concat(Q, K, V)) is computed from
+        stored tensors of as many numbers. A value of fewer is what a layer makes of constants, or a mask, a grid, a
+        filter bank; but a ConstantOfShape by itself stands for a weight in a model that was published without weights.
+        """
+        if weight.place == "folded" and self.graph.nodes[self.graph.producer[weight.base]].op_type == "ConstantOfShape":
+            return ""
+        if weight.place != "folded":
+            alone = math.prod(self.graph.shape(weight.base)) == 1 < math.prod(weight.shape)
+            return "its constant is no weight, but one number, repeated" if alone else ""
+        graph, seen, wanted = self.graph, set[str](), [weight.base]
+        numbers, last = 0, -1  # of stored tensors, and the last product, on the way back to products
+        while wanted:
+            name = wanted.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in graph.tensors:
+                numbers += math.prod(graph.shape(name)) if graph.tensors[name].data_type in FLOATS else 0
+            elif graph.nodes[k := graph.producer[name]].op_type in products:
+                last = max(last, k)
+            else:
+                wanted += graph.reads(k)
+        if numbers >= self.folded[weight.base].size:
+            return ""
+        if last < 0:
+            return "its constant is no weight: it is computed from fewer numbers than it has"
+        node = graph.nodes[last]
+        return f"its constant is no weight, but what {node.op_type} {label(node)} makes of others"
 
     def _drops(self, node: NodeProto, name: str) -> bool:
         return drops(node, self.graph.tensors) and node.output[0] == name
@@ -120,8 +169,11 @@ class Constants:
             if not graph.is_writable(base):
                 raise LeftAlone("its weight is a constant inside a function of the model that cannot be written there")
             return "constant", dtype, tuple(tensor.dims)
-        if any(graph.nodes[k].op_type == "DequantizeLinear" for k in self._expression(base)):
+        nodes = self._expression(base)
+        if any(graph.nodes[k].op_type == "DequantizeLinear" for k in nodes):
             raise LeftAlone("its weight is quantized (behind DequantizeLinear); start from the float model")
+        if any(name in graph.chosen for k in nodes for name in graph.reads(k)):
+            raise LeftAlone("its weight is computed from a constant that an If chooses by the data")
         if base not in self.folded:
             self.folded[base] = self._evaluate(base)
         if base not in graph.places:
@@ -154,12 +206,17 @@ class Constants:
                 return views.squeezed(shape, attribute(node, "axes", numbers))
             case "Unsqueeze":
                 return views.unsqueezed(shape, attribute(node, "axes", numbers) or ())
+            case "Tile" | "Expand" as op:
+                try:
+                    return (views.tiled if op == "Tile" else views.expanded)(shape, numbers or ())
+                except ValueError as why:
+                    raise LeftAlone(f"its weight is repeated by {op} {label(node)}, which does not fit it") from why
         wanted = attribute(node, "shape", numbers)
         return views.reshaped(shape, wanted or (), bool(attribute(node, "allowzero", 0)))
 
 
 def is_view(node: NodeProto) -> bool:
-    """Whether a node changes no more than the shape, axis order or type of its first input."""
+    """Whether a node changes no more than the shape, axis order or type of its first input, or repeats it."""
     return node.op_type in VIEW_OPS and is_standard(node)
 
 

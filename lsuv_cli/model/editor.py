@@ -137,11 +137,9 @@ class _Editor:
         if any(self.reads[name] > 0 for name in place.node.output):
             return
         outputs = list(place.node.output)
-        index = next((k for k, node in enumerate(place.body.node) if list(node.output) == outputs), None)
-        if index is None:
-            return
-        names = [name for name in place.node.input if name]
-        self.reads.subtract([*names, *(name for g in inner_graphs(place.node) for name in _reads(g))])
+        index = next(k for k, node in enumerate(place.body.node) if list(node.output) == outputs)
+        names = list(_node_reads(place.node))
+        self.reads.subtract(names)
         del place.body.node[index]
         self.unread += [(place.body, name) for name in names]
 

@@ -52,6 +52,7 @@ class Flat:
     functions: list[FunctionProto] = field(default_factory=list)  # all, if a call of any is left; else none
     untaken: list[tuple[str, GraphProto]] = field(default_factory=list)  # (name of the If, its untaken branch)
     untaken_reads: set[str] = field(default_factory=set)  # outer values that untaken branches read
+    conditions: dict[str, str] = field(default_factory=dict)  # output of a replaced If -> its condition
 
 
 def flatten(model: onnx.ModelProto, branches: Mapping[str, bool]) -> Flat:
@@ -271,6 +272,8 @@ class _Flattener:
         for inner, outer in zip(names, outputs, strict=False):
             if outer and inner not in direct:
                 self.flat.nodes.append(helper.make_node("Identity", [body.rename.get(inner, inner)], [outer]))
+        condition = scope.rename.get(node.input[0], node.input[0])
+        self.flat.conditions |= {outer: condition for outer in outputs if outer}
         self.flat.untaken.append((label(node), left))
         self.flat.untaken_reads |= {scope.rename.get(name, name) for name in outer_reads(left)}
         return True

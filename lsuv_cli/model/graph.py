@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from lsuv_cli.errors import ModelError
 from lsuv_cli.model import node_checks
 from lsuv_cli.model.flatten import (
     STANDARD_DOMAINS,
+    Flat,
     Place,
     flatten,
     free_name,
@@ -67,6 +68,7 @@ class Graph:
     of_functions: frozenset[str]  # stored tensors of functions' bodies that can be written
     untaken: tuple[tuple[str, onnx.GraphProto], ...]  # (name of the If, its untaken branch)
     untaken_reads: frozenset[str]  # outer values that untaken branches read
+    chosen: frozenset[str]  # constants that would be others if an If's condition, which is no constant, were another
     producer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     constant: frozenset[str]  # values that depend on no input and on no random number
@@ -191,6 +193,7 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
         of_functions=frozenset(flat.of_functions),
         untaken=tuple(flat.untaken),
         untaken_reads=frozenset(flat.untaken_reads),
+        chosen=_chosen(flat, ordered, constant),
         producer=producer,
         readers={name: tuple(at) for name, at in readers.items()},
         constant=frozenset(constant),
@@ -198,6 +201,15 @@ def build(model: onnx.ModelProto, source: Source, branches: Mapping[str, bool] |
         captured=captured,
         source=source,
     )
+
+
+def _chosen(flat: Flat, ordered: Sequence[NodeProto], constant: set[str]) -> frozenset[str]:
+    """The constants that come out of an If whose condition is no constant, and those that are computed from them."""
+    chosen = {value for value, condition in flat.conditions.items() if condition not in constant} & constant
+    for node in ordered if chosen else ():
+        if not chosen.isdisjoint(node.input):
+            chosen.update(constant.intersection(node.output))
+    return frozenset(chosen)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

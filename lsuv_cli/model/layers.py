@@ -305,6 +305,10 @@ class _LayerFinder:
         if op == "FusedConv" and len(node.input) > 3 and node.input[3]:
             raise LeftAlone("the operator adds another value inside")
         weight = self.constants.weight(node.input[position])
+        if reason := self.constants.no_weight(weight, LAYER_OPS):
+            raise LeftAlone(reason)
+        if op == "MatMul":
+            weight = self.constants.with_equal_slices(weight)
         form = matrices.of_node(node, weight.shape, position)
         if 0 in form.shape:
             raise LeftAlone("its weight is empty")
@@ -316,6 +320,8 @@ class _LayerFinder:
         notes = [f"measured after the {activation} that is inside the {op}"] if activation else []
         if weight.place == "folded":
             notes.append("weight folded into one tensor")
+        if weight.has_equal_slices:
+            notes.append("its weight has equal matrices, which stay equal")
         if weight.dropped:
             notes.append("its weight is dropped at random")
         module = self.modules.of(node, weight.base)

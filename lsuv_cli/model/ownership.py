@@ -112,6 +112,9 @@ class _Settlement:
             self.leave([use], "its weight is shared and the layer is inside a function of the model")
             return
         weight = use.weight
+        if weight.value in self.graph.chosen:
+            self.leave([use], f"its weight {weight.base} is shared, and an If chooses it by the data")
+            return
         if weight.dropped:
             self.leave([use], f"its weight {weight.base} is read elsewhere too and dropped at random")
             return
@@ -157,7 +160,7 @@ def overwrite(graph: Graph, wanted: Mapping[Spot, float], values: Mapping[str, A
         elsewhere = value in graph.outputs or value in graph.untaken_reads
         if stored and agreed and not captured and not elsewhere:
             edits[value] = Overwrite(value, np.full_like(present, number))
-        elif node.output[0] in graph.places:
+        elif node.output[0] in graph.places and value not in graph.chosen:
             name = f"{value}.{label(node)}"
             edits[f"{k} {position}"] = Own(node.output[0], position, name, np.full_like(present, number))
         else:

@@ -121,7 +121,8 @@ def _settle_norms(graph: Graph, settled: LayerSet, settings: Settings) -> tuple[
     if settings.reset_norm:
         edits, impossible = ownership.overwrite(graph, wanted, values)
         inside = {k for k, _ in impossible}
-        return edits, [f"{len(inside)} BatchNormalization inside functions keep their statistics"] if inside else []
+        kept = f"{len(inside)} BatchNormalization inside functions, or behind an If, keep their statistics"
+        return edits, [kept] if inside else []
     return [], [
         f"{len(stale)} BatchNormalization node{'s' if len(stale) > 1 else ''} behind layers keep statistics of the "
         "old weights; `reset_norm=True` sets them to mean 0 and variance 1"

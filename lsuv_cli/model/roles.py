@@ -106,7 +106,7 @@ def roles(graph: Graph) -> dict[str, Role]:
 
 def is_mask(array: Array) -> bool:
     """Whether an array has the two values of a mask that is added: 0, and a number that no signal outweighs."""
-    numbers = np.asarray(array, np.float64)
+    numbers = np.asarray(array)  # of any type: complex numbers too are 0 or one other
     return bool(numbers.size > 1 and np.all((numbers == 0) | (numbers == numbers.min())) and numbers.min() <= MASKED)
 
 

@@ -1,7 +1,8 @@
 """Views: from a stored tensor to the tensor that an operator reads, and back.
 
-Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes.
-Each of these nodes keeps all elements and has an inverse, so a chain can be followed in both directions.
+Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes, which
+keep all elements, and of Expand and Tile nodes, which repeat them. A chain can be followed in both directions; the way
+back from a repeated tensor is its first copy, so the copies stay equal.
 """
 
 from __future__ import annotations
@@ -20,19 +21,35 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class View:
-    """One step from the stored tensor towards the operator: a permutation of the axes, or a new shape."""
+    """One step from the stored tensor towards the operator: a permutation of the axes, a new shape, copies."""
 
     before: Shape
     after: Shape
     permutation: Shape | None = None
+    copies: Shape | None = None  # along each axis of `after`
+    equal: Shape | None = None  # axes along which all slices are equal, and stay so
 
     def forward(self, array: Array) -> Array:
+        if self.copies is not None:
+            return np.tile(array.reshape(self._one_copy), self.copies)
+        if self.equal is not None:
+            return array
         return array.reshape(self.after) if self.permutation is None else array.transpose(self.permutation)
 
     def backward(self, array: Array) -> Array:
+        if self.copies is not None:
+            return array[tuple(slice(length) for length in self._one_copy)].reshape(self.before)
+        if self.equal is not None:
+            first = tuple(slice(1) if axis in self.equal else slice(None) for axis in range(array.ndim))
+            return np.broadcast_to(array[first], self.before).copy()
         if self.permutation is None:
             return array.reshape(self.before)
         return array.transpose(np.argsort(self.permutation))
+
+    @property
+    def _one_copy(self) -> Shape:
+        """The shape of one copy, with as many axes as `after` has."""
+        return (1,) * (len(self.after) - len(self.before)) + self.before
 
 
 def transposed(shape: Shape, permutation: Sequence[int] | None) -> View:
@@ -64,3 +81,26 @@ def unsqueezed(shape: Shape, axes: Sequence[int]) -> View:
     new = {axis % rank for axis in axes}
     old = iter(shape)
     return View(shape, tuple(1 if k in new else next(old) for k in range(rank)))
+
+
+def tiled(shape: Shape, copies: Sequence[int]) -> View:
+    return View(shape, tuple(d * times for d, times in zip(shape, copies, strict=True)), copies=tuple(copies))
+
+
+def expanded(shape: Shape, wanted: Sequence[int]) -> View:
+    """ONNX's Expand: numpy's broadcasting of the two shapes."""
+    after = np.broadcast_shapes(shape, tuple(wanted))
+    ones = (1,) * (len(after) - len(shape))
+    return View(
+        shape, after, copies=tuple(new if old == 1 else 1 for old, new in zip(ones + shape, after, strict=True))
+    )
+
+
+def of_equal_slices(array: Array, axes: Sequence[int]) -> View | None:
+    """That all slices along some of these axes are equal; None if they differ, or if all numbers are the same."""
+    long = [axis for axis in axes if array.shape[axis] > 1]
+    equal = tuple(axis for axis in long if np.array_equal(array.take([0], axis), array.take([1], axis)))
+    equal = tuple(axis for axis in equal if (array == array.take([0], axis)).all())
+    if not equal or (array == array.flat[0]).all():
+        return None
+    return View(array.shape, array.shape, equal=equal)

@@ -35,7 +35,7 @@ from lsuv_cli.scaling.trials import Scaled, Trials, Turn
 from lsuv_cli.scaling.written_weights import Array, Writer
 from lsuv_cli.settings import PreInit, Settings
 
-WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation is the last one
+WORTHWHILE = 0.9  # a trial that leaves more than this of the worst deviation did not help
 
 Verify = Callable[[], Mapping[str, Moments]]  # writes the file, measures every layer in it
 
@@ -53,8 +53,12 @@ def lsuv(draft: Draft, prepared: Prepared, plan: Plan, settings: Settings, needs
         if state.learn(verified) and trial < settings.max_trials:
             continue
         previous, worst = worst, state.worst(verified)
-        if worst <= settings.tol or not worst < WORTHWHILE * previous:
+        if worst <= settings.tol:
             break
+        if not worst < WORTHWHILE * previous:
+            if not state.settle(verified):
+                break
+            worst = math.inf
     return state.result(verified, trial)
 
 

@@ -3,13 +3,14 @@
 1. Noise begins at a layer whose input is nearly zero, and goes on to the layers behind it. It is looked for only where
    some layer has such an input.
 2. The first batch runs a few times, without optimizers, with data and weights multiplied by 1 + 2⁻¹³ and its like. A
-   signal hardly changes; noise becomes other noise.
+   signal hardly changes; noise becomes other noise. Where such a layer's output is constant in the first batch, two
+   neighbouring batches run between which it varies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def find(pieces: Pieces, moments: Mapping[str, Moments], needs: Pass) -> dict[st
     suspicious = {name for name, found in moments.items() if _has_tiny_input(pieces, layers[name], found)}
     if not suspicious:
         return {}
-    unstable = _unstable(pieces, needs)
+    unstable = _unstable_in_some_batch(pieces, needs, suspicious)
     noise: dict[str, bool] = {}
     tainted: set[str] = set()  # values behind noise
     for k, node in enumerate(pieces.graph.nodes):
@@ -63,27 +64,45 @@ def _has_tiny_input(pieces: Pieces, layer: Layer, moments: Moments) -> bool:
     return gain * SUSPICIOUS_INPUT > math.sqrt(moments.variance)
 
 
-def _unstable(pieces: Pieces, needs: Pass) -> set[str]:
-    """The outputs of layers that a small change of data and weights changes much."""
+def _unstable_in_some_batch(pieces: Pieces, needs: Pass, suspicious: Collection[str]) -> set[str]:
+    """The outputs of layers that are unstable in the first batch; for suspicious ones, in the first that varies."""
+    unstable, constant = _unstable(pieces, needs.alone(needs.batches[:1]))
+    number = 1
+    while number < len(needs.batches) and not constant.isdisjoint(suspicious):
+        more, still = _unstable(pieces, needs.alone(needs.batches[number - 1 : number + 1]))
+        unstable, constant = unstable | more, constant & still
+        number += 1
+    return unstable
+
+
+def _unstable(pieces: Pieces, needs: Pass) -> tuple[set[str], set[str]]:
+    """The outputs of layers that a small change of data and weights changes much, and those that are constant."""
     half = precision.has_half(pieces.graph)
-    first = needs.alone(needs.batches[:1])  # noise may be zero in a few samples
     factors = (1.0, *(NUDGES_IN_HALF if half else NUDGES))
-    runners = {factor: Runner(pieces.graph, pieces.plan, first, pieces.retype) for factor in factors}
+    alone = [needs.alone([batch]) for batch in needs.batches]
+    runners = {factor: [Runner(pieces.graph, pieces.plan, x, pieces.retype) for x in alone] for factor in factors}
     unstable: set[str] = set()
+    constant: set[str] = set()
     try:
         for index, stage in enumerate(pieces.plan.stages):
             names = [layer.output for layer in stage.layers]
             plain: dict[str, Array] = {}
-            for factor, runner in runners.items():
-                found = pieces.run(stage, names, runner, factor=factor)
-                arrays = {name: runtime.to_numpy(value) for name, value in found.items()}
+            for factor, parts in runners.items():
+                arrays = _joined([pieces.run(stage, names, runner, factor=factor) for runner in parts])
                 plain = plain or arrays
                 unstable |= {n for n in names if _is_other(plain[n], arrays[n], math.inf if half else LARGEST_CHANGE)}
-                runner.forget(index)
+                for runner in parts:
+                    runner.forget(index)
+            constant |= {name for name, array in plain.items() if array.size and (array == array[0]).all()}
     finally:
-        for runner in runners.values():
+        for runner in (runner for parts in runners.values() for runner in parts):
             runner.close()
-    return unstable
+    return unstable, constant
+
+
+def _joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Value -> all its elements."""
+    return {name: np.concatenate([runtime.to_numpy(run[name]).ravel() for run in runs]) for name in runs[0]}
 
 
 def _is_other(one: Array, other: Array, largest_change: float) -> bool:

@@ -13,13 +13,17 @@ A *sum* is an Add of two values that depend on the input, x + z: the stream x an
 
 With every branch at variance T = 1 the stream's variance grows to Var(x_0) + N·T. Bounded, the k-th sum is to have
 
-    Var(x + s·z) = Var(x) + 2s·Cov(x, z) + s²·Var(z) = Var(x_0) + T·k/N
+    Var(x + s·z) = Var(x) + 2s·Cov(x, z) + s²·Var(z) = max(Var(x_0), T) + T·k/N
 
 whose root s gives the last layer of the branch its target s²·Var(y), y being the layer's output as it ran. The target
-is at most T, and s²·Var(z) at least LEAST·T/N. Where m branches of the stream end in one weight, they add up like one
-branch of m times the size, so T/m is in the place of T. All of Var(x), Var(z) and Cov(x, z) are measured. Cov(x, z) is
-not known in time, and taken to be 0, where the layer's bias is kept or centred, its channels are scaled one by one, or
-an operator between the layer and the sum does not commute with a scale: the target is then Var(x_0) + T·k/N - Var(x).
+is at most T, and s²·Var(z) at least LEAST·T/N. So a stream that begins at T or below goes from T to 2T: where it begins
+far below, as embeddings of standard deviation 0.02 do, the first branch lifts it to T at once. One that begins above T
+can only be kept from growing by more than T.
+
+Where m branches of the stream end in one weight, they add up like one branch of m times the size: T/m is in the place
+of T, and the first of them lifts the stream by 1/m² of the way to T. All of Var(x), Var(z) and Cov(x, z) are measured.
+Cov(x, z) is not known in time, and taken to be 0, where the layer's bias is kept or centred, its channels are scaled
+one by one, or an operator between the layer and the sum does not commute with a scale.
 """
 
 from __future__ import annotations
@@ -174,6 +178,7 @@ class Streams:
     def __init__(self, sums: Mapping[str, Sum], joint: Collection[str]) -> None:
         self.sums, self.joint = sums, joint  # layer output -> the sum it bounds; those whose z is measured with x
         self.begins: dict[int, tuple[float, int]] = {}  # stream -> Var(x_0), and the first sum that was measured
+        self.lifted: dict[int, float] = {}  # stream -> what a branch was to lift it to, before the even steps
 
     def target(self, layer: Layer, y: Moments, measured: Mapping[str, Moments], pending: float) -> float:
         """A layer's target: its own, or the one that bounds the stream it adds to.
@@ -198,7 +203,9 @@ class Streams:
             return unit
         begin, first = self.begins.setdefault(place.number, (stream, place.k))
         step = unit / (place.n * place.uses)
-        goal = begin + step * (place.k - first + 1)
+        lifted = begin + max(unit - begin, 0.0) / place.uses**2
+        lifted = self.lifted[place.number] = max(lifted, self.lifted.get(place.number, 0.0))
+        goal = lifted + step * (place.k - first + 1)
         branch = max(goal - stream, LEAST * step)  # Var(s·z), if Cov(x, z) is 0
         if not joint or not measured.variance > 0.0:
             return min(branch, unit)

@@ -6,11 +6,13 @@
 3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled. Noise that
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
    scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
-   bias), it is dead for good.
+   bias), it is dead for good; and so is a layer that was scaled and is constant in a later trial.
 4. A layer with an activation inside (FusedConv with Sigmoid) whose scale saturates it, so that its output is constant,
    is left unscaled for good.
 5. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
    taken together, had in the written file.
+6. Where a trial helps no more, the first layer outside is *settled*: its weight stays, since its type cannot hold a
+   better one, and the next trial scales the layers behind it for what it puts out.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ class Trials:
         self.freed: Counter[str] = Counter()  # layers that were dead because of noise in front of them, how many times
         self.lost: set[str] = set()  # layers at which noise began although they had been freed, and saturated ones
         self.saturated: set[str] = set()  # layers whose activation makes a constant of the scaled output
+        self.died: set[str] = set()  # layers that were scaled in one trial and had no variance in the next
+        self.settled: set[str] = set()  # weights that stay as they are stored
         self.feedback: dict[str, float] = {}  # tied weight whose first use is dead -> its next scale
         self.anew = True  # the next trial begins with new random weights
 
@@ -112,10 +116,12 @@ class Trials:
         return [y for layer, y in zip(users, outputs, strict=True) if layer.output not in self.unscaled]
 
     def decided(self, users: Sequence[Layer], running: RunningWeight) -> Solution | None:
-        """The scale of a weight whose layers are all left unscaled, or that verification decided."""
+        """The scale of a weight whose layers are all left unscaled, that is settled, or that verification decided."""
         if all(layer.output in self.unscaled for layer in users):
             return Solution(status=Status.DEAD)
         base = users[0].weight.base
+        if base in self.settled:
+            return Solution(1.0 / running.factor)
         return Solution(self.feedback[base] / running.factor) if base in self.feedback else None
 
     def undone(self, users: Sequence[Layer]) -> Turn | None:
@@ -137,6 +143,8 @@ class Trials:
     def take(self, latest: Mapping[str, Turn]) -> None:
         """Add the turns of one pass through the stages."""
         fresh = not self.turns or (self.anew and self.settings.pre_init is not PreInit.KEEP)
+        scaled = {k for k, turn in self.turns.items() if turn.status is Status.OK and not fresh}
+        self.died = {k for k in scaled if latest[k].status is Status.DEAD and k not in self.unscaled}
         self.turns = {k: turn if fresh else self.turns[k].then(turn) for k, turn in latest.items()}
         self.unscaled = dict.fromkeys(self.unscaled)  # what there was to undo is undone
         self.anew = False
@@ -156,6 +164,8 @@ class Trials:
         scaled = {k: t for k, t in self.turns.items() if t.status is Status.OK and k not in of_live_uses}
         # Calibration does not round to half precision, where a tiny input is zero.
         new = {k: t for k, t in scaled.items() if k not in self.unscaled and (verified[k].noise or verified[k].is_zero)}
+        new |= {k: self.turns[k] for k in self.died}
+        self.lost |= self.died
         alive = {
             k for k in self.unscaled if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise
         }
@@ -167,6 +177,7 @@ class Trials:
         self.freed.update(freed)
         self.unscaled = {k: turn for k, turn in (self.unscaled | new).items() if k not in freed}
         self.anew = bool(new or freed)
+        self.settled = set() if self.anew else self.settled
         first = set(self.feedback)
         for base, users in by_tensor(self.layers).items():
             deciding = [self.turns[x.output].status for x in users if x.output in self.turns]
@@ -182,11 +193,23 @@ class Trials:
 
     def worst(self, verified: Mapping[str, Moments]) -> float:
         """The largest |Var / target - 1| among the layers that can be scaled."""
-        worst = 0.0
+        return max(self._deviations(verified).values(), default=0.0)
+
+    def settle(self, verified: Mapping[str, Moments]) -> bool:
+        """Settle the first weight whose layers are outside; whether others are outside, so that a trial may help."""
+        outside = [base for base, off in self._deviations(verified).items() if self.settings.tol < off < math.inf]
+        self.settled.update(outside[:1])
+        return len(outside) > 1
+
+    def _deviations(self, verified: Mapping[str, Moments]) -> dict[str, float]:
+        """Weight, in the order of execution -> |Var / target - 1|, where it can be scaled."""
+        deviations: dict[str, float] = {}
         for base, users in by_tensor(self.layers).items():
             scaled = [x.output for x in users if x.output in self.turns and x.output not in self.unscaled]
             turns = [self.turns[output] for output in scaled]
             found = self._signals(users, verified) if base in self.feedback else [verified[output] for output in scaled]
-            if found and turns and all(turn.status is Status.OK for turn in turns):
-                worst = max(worst, turns[0].deviation(pooled(found)))
-        return worst
+            if base in self.settled or not found or any(turn.status is not Status.OK for turn in turns):
+                continue
+            if turns and not math.isnan(off := turns[0].deviation(pooled(found))):
+                deviations[base] = off
+        return deviations

@@ -25,6 +25,7 @@ from onnx import TensorProto, TypeProto, helper
 
 from lsuv_cli.details import Histogram
 from lsuv_cli.errors import ModelError
+from lsuv_cli.memory import give_back
 from lsuv_cli.model.channels import of as channels_of
 from lsuv_cli.model.constants import numpy_type
 from lsuv_cli.model.file import ModelFile
@@ -165,6 +166,7 @@ class _Measuring:
         try:
             for index, stage in enumerate(self.plan.stages):
                 moments |= self._piece(index, stage)
+                self._give_back()
                 self.runner.forget(index)
                 self.few.forget(index)
         finally:
@@ -187,16 +189,26 @@ class _Measuring:
                 self.histograms[layer.output] = histogram
         gauges = {x.output: self._gauge(x, stage, Sounding.of(sounded[x.output])) for x in stage.layers}
         gauges |= {name: self._gauge_of_sum(name, Sounding.of(sounded[name])) for name in sums}
+        del sounded  # and its session's memory with it
+        self._give_back()
         while True:
-            session = Session(self._model(stage, gauges, sums), self.needs.device)
+            model = self._model(stage, gauges, sums)
+            session = Session(model, self.needs.device)
             checked = self._checked(session, gauges)
-            if self.random or self.trains:  # the few samples used up random numbers, or changed running statistics
-                session = Session(session.model, self.needs.device)
-            moments = dict(zip(gauges, self.runner.run(index, session.model, session), strict=True))
+            # The few samples used up random numbers, or changed running statistics; workers have sessions of their own.
+            fresh = self.random or self.trains or self.runner.crew is not None
+            opened = None if fresh else session
+            del session
+            moments = dict(zip(gauges, self.runner.run(index, model, opened), strict=True))
             doubtful = {name: m for name, m in moments.items() if not m.trusted and not gauges[name].careful}
             if not doubtful:
                 return {name: replace(m, disputed=checked.get(name)) for name, m in moments.items()}
             gauges |= {name: gauges[name].more_careful(m) for name, m in doubtful.items()}
+
+    def _give_back(self) -> None:
+        """Give the memory of a session that has ended back where workers run the next one; here it is used again."""
+        if self.runner.crew is not None and len(self.plan.stages) > 1:
+            give_back()
 
     def _sounded(self, stage: Stage, names: Sequence[str]) -> dict[str, Array]:
         """Values of a piece for the few samples; values that later pieces read are put into the frontier."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lsuv_cli import interruption
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.interruption import POLITE
 from lsuv_cli.scaling import devices
@@ -31,7 +33,10 @@ REACH_SECONDS = 10.0  # for the first connection to a cluster
 # Seconds for all workers to start, for the first one, and for one in a lost one's place; beyond them a cluster has no
 # room. A local Ray has, but other work may have the cores.
 START_SECONDS, FIRST_SECONDS, REPLACE_SECONDS = 60.0, 600.0, 30.0
-LONGEST_PLACE = 24  # characters of a temporary directory: the path of a socket in it has at most 107
+# Bytes of a temporary directory: the path of a socket has at most 107, and with the largest process id this is the
+# longest of them there.
+LONGEST_SOCKET = ".lsuv-0123456789abcdef/session_2026-11-18_13-32-08_235914_4194304/sockets/plasma_store"
+LONGEST_PLACE = 107 - len(f"/{LONGEST_SOCKET}")
 # A local Ray listens on the loopback only (this is how Ray calls it on any system), and reports to nobody.
 LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -71,6 +76,12 @@ class Cluster:
 def opened(settings: Settings) -> Iterator[Cluster]:
     """The Ray that `workers` asks for, as long as the context lasts."""
     ray = _module(settings)
+    with interruption.relying_on("Ray"), _running(ray, settings) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _running(ray: Any, settings: Settings) -> Iterator[Cluster]:
     request = settings.workers
     if ray.is_initialized():  # by the caller, who also ends it
         yield _existing(ray, settings)
@@ -83,10 +94,9 @@ def opened(settings: Settings) -> Iterator[Cluster]:
     try:
         _join(ray, request)
     except Exception as problem:  # Ray raises ConnectionError, RuntimeError, ValueError and its own
-        reason = " ".join(str(problem).split())[:200]
         raise LsuvError(
-            f"`workers={request!r}`: no Ray cluster could be joined ({reason}); start one, or give a number of "
-            "workers on this machine"
+            f"`workers={request!r}`: no Ray cluster could be joined ({_reason(problem)}); start one, or give a "
+            "number of workers on this machine"
         ) from None
     try:
         yield _existing(ray, settings)
@@ -94,9 +104,18 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         ray.shutdown()
 
 
+def _reason(problem: BaseException) -> str:
+    """Ray's words in one line; of a traceback that came from a server, what stands at its end."""
+    text = str(problem).rstrip()
+    if "Traceback (most recent call last)" in text:
+        text = re.split(r"\n(?=\w)", text)[-1]
+    return " ".join(text.split())[:200]
+
+
 def _existing(ray: Any, settings: Settings) -> Cluster:
     """The cluster that this process has joined."""
-    return Cluster(ray, _slots(ray, settings), lambda: None, beside=not ray.util.client.ray.is_connected())
+    beside = not ray.util.client.ray.is_connected()
+    return Cluster(ray, _slots(ray, settings), lambda: None, beside=beside, start_seconds=START_SECONDS)
 
 
 def _join(ray: Any, request: str) -> None:
@@ -181,8 +200,7 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
                 watch()
                 ray.shutdown()
                 if attempt == ATTEMPTS - 1:
-                    reason = " ".join(str(problem).split())[:200]
-                    raise LsuvError(f"Ray does not start here ({reason}); leave out `workers`") from None
+                    raise LsuvError(f"Ray does not start here ({_reason(problem)}); leave out `workers`") from None
         watch()
         options = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
         try:
@@ -233,7 +251,7 @@ def _short_place() -> Path:
     """A temporary directory short enough for the paths of sockets."""
     place = Path(tempfile.gettempdir())
     short = Path("/tmp")
-    return short if len(str(place)) > LONGEST_PLACE and short.is_dir() else place
+    return short if len(os.fsencode(place)) > LONGEST_PLACE and short.is_dir() else place
 
 
 @contextlib.contextmanager

@@ -103,7 +103,8 @@ class Crew:
             waited = f"within {FIRST_SECONDS:.0f} s"
             raise LsuvError(f"no worker started {waited}; look at the Ray cluster with `ray status`")
         if len(self.hands) < len(actors):
-            self.told.append(f"{len(self.hands)} of {len(actors)} workers started; Ray has no room for the others")
+            begun = f"{len(self.hands)} of {len(actors)} workers started within {self.cluster.start_seconds:.0f} s"
+            self.told.append(f"{begun}; Ray may have no room for the others")
         self.cluster.watch()
 
     def _new(self, slot: Slot) -> Any:
@@ -117,9 +118,7 @@ class Crew:
         except self.ray.exceptions.GetTimeoutError:
             return None
         except self.ray.exceptions.RayActorError as problem:
-            raise LsuvError(
-                f"a worker does not start ({_reason(problem)}); every node needs lsuv-cli {__version__}"
-            ) from None
+            raise LsuvError(_not_started(problem)) from None
         if isinstance(place, Failure):
             raise place.problem
         assert isinstance(place, Place)
@@ -261,6 +260,16 @@ class Crew:
         for hand in self.hands.values():
             with contextlib.suppress(Exception):  # lost at the very end
                 self.ray.kill(hand.actor)
+
+
+def _not_started(problem: BaseException) -> str:
+    """Why a worker does not start: what is installed on its node, or its process is gone."""
+    if getattr(problem, "actor_init_failed", False):
+        return f"a worker does not start ({_reason(problem)}); every node needs lsuv-cli {__version__}"
+    return (
+        f"a worker ended while it started ({_reason(problem)}); it was killed, perhaps because memory ran out, or its "
+        "node was lost: start the run again"
+    )
 
 
 def _reason(problem: BaseException) -> str:

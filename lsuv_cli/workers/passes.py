@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TypeProto
 
+from lsuv_cli import memory
 from lsuv_cli.scaling.model_builder import StageModel
 from lsuv_cli.scaling.shares import Done, Kinds, common_type
 from lsuv_cli.workers.worker import Lost, Ran
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lsuv_cli.workers.crew import Crew, Hand
 
 POLL_SECONDS = 0.25  # between two looks at how far the workers are
+MUCH = 1 << 20  # bytes of weights
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Step:
 
     model: Any
     inputs: tuple[str, ...]
+    size: int  # bytes of its weights
     kept: set[str] | None = None
 
 
@@ -52,7 +55,8 @@ class SharedPass:
 
     def run(self, index: int, model: StageModel, inputs: Sequence[str], done: Done) -> Iterator[list[Any]]:
         """Run a stage over all shares at once; yields the sums of each batch in the order of the batches."""
-        self.steps[index] = Step(self.crew.put(model), tuple(inputs))
+        size = sum(array.nbytes for array in model.tensors.values())
+        self.steps[index] = Step(self.crew.put(model), tuple(inputs), size)
         running = {share: self._start(share, index) for share in self.crew.owner}
         results: dict[int, Ran] = {}
         try:
@@ -74,7 +78,10 @@ class SharedPass:
         return {name: self._types[name] for name in names}
 
     def keep_only(self, names: set[str]) -> None:
-        self.steps[max(self.steps)].kept = names
+        last = self.steps[max(self.steps)]
+        last.kept = names
+        if last.size > MUCH:  # the stage's weights in this process are gone
+            memory.give_back()
         for share in self.crew.owner:
             self.crew.hand_of(share).actor.keep_only.remote(self.number, share, names)
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no
 # The real command, in which one function of ours dies the way native code does.
 DYING = """
 import os, signal, sys
+from lsuv_cli import interruption
 from lsuv_cli.cli import child_process as guard
 from lsuv_cli.cli import main
 
@@ -63,6 +64,7 @@ def contents(folder):
         ("os.kill(os.getpid(), signal.SIGKILL)", "memory ran out"),
         ("os._exit(1)", "exit code 1 of a library"),
         ("os._exit(0)", "exit code 0 of a library"),
+        ("with interruption.relying_on('Ray'): os._exit(1)", "ended with Ray, whose own processes"),
     ],
 )
 def test_a_crash_gives_one_line_and_leaves_nothing(folder, how, said):

@@ -1,9 +1,11 @@
 """Several models at once: it goes on after a failure, and ends with the worst exit code and a summary."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ import pytest
 
 from helpers import model, normal
 from independent import layer_variances
+from lsuv_cli import outputs
 from shell import LSUV, lsuv
 
 
@@ -84,6 +87,56 @@ def test_a_plan_for_several_needs_no_directory(folder):
     assert done.code == 0
     assert done.err.count("2 layers to initialize") == 2
     assert sorted(path.name for path in folder.iterdir()) == ["a.onnx", "b.onnx", "c.onnx", "d.npy"]
+
+
+REFUSED = {
+    "no Ray": "a.onnx b.onnx --data d.npy --workers 2",
+    "no Ray for one model": "a.onnx --data d.npy --workers 2",
+    "no cluster": "a.onnx b.onnx --data d.npy --workers ray://127.0.0.1:1",
+    "no model": "none.onnx d.npy --data d.npy",
+    "no data": "a.onnx b.onnx --data none.npy",
+    "one model, no data": "a.onnx --data none.npy",
+    "a page of a kind that is not known": "a.onnx --data d.npy --plot p.docx",
+    "a device that is not here": "a.onnx --data d.npy --device npu",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
+def test_a_request_that_is_refused_leaves_no_directory(folder, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    before = sorted(folder.iterdir())
+    assert lsuv("init", *words.split(), "--output-dir", "out/put", "-q").code == 2
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_directory_that_was_there_stays(folder):
+    (folder / "out").mkdir()
+    assert lsuv("init", "a.onnx", "--data", "none.npy", "--output-dir", "out/put", "-q").code == 2
+    assert list((folder / "out").iterdir()) == []
+
+
+def test_a_page_may_go_into_the_new_directory(folder):
+    assert lsuv("init", "a.onnx", "--data", "d.npy", "--output-dir", "out", "--html", "out/p.html", "-q").code == 0
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["a.onnx", "p.html"]
+
+
+def test_another_run_that_failed_does_not_take_the_directory_away(folder):
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    with second:
+        with first:
+            first.enter_context(outputs.directory(folder / "out"))
+            second.enter_context(outputs.directory(folder / "out"))
+        assert (folder / "out").is_dir()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the work has no process of its own here")
+def test_an_interrupted_run_leaves_no_directory(folder):
+    (folder / "loader.py").write_text("import os, signal\ndef load_data():\n    os.kill(os.getppid(), signal.SIGTERM)\n"
+                                      "    while True:\n        signal.pause()\n")  # fmt: skip
+    words = ["init", "a.onnx", "--data", "loader.py", "--output-dir", "out/put"]
+    done = subprocess.run([*LSUV, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (130, "lsuv: interrupted; nothing was written\n")
+    assert not (folder / "out").exists()
 
 
 def test_existing_outputs_need_force_each_for_itself(folder):

@@ -27,7 +27,8 @@ def test_fewer_samples_than_the_fixed_batch() -> None:
 
 
 def test_a_limit_below_the_fixed_batch() -> None:
-    assert "fixed batch of 4" in message(normal(9, 2), InputSpec("x", "float32", (4, 2)), limit=3)
+    text = message(normal(9, 2), InputSpec("x", "float32", (4, 2)), limit=3)
+    assert "3 samples do not fill the model's fixed batch of 4; raise the limit to at least 4" in text
 
 
 def test_a_batch_size_other_than_the_fixed_one() -> None:
@@ -363,6 +364,12 @@ def test_integers_and_single_scalars_give_no_warning() -> None:
     gain = InputSpec("gain", "float32", ())
     data = {"ids": np.full((4, 5), 30000), "gain": np.array(50.0)}
     assert from_arrays(data, [IDS, gain], batch_size=2).warnings == ()
+
+
+def test_indices_that_come_as_floats_give_no_warning() -> None:
+    """Keras feeds an Embedding with floats, which a Cast makes indices."""
+    ids = InputSpec("ids", "float32", ("N", 5), table=50000)
+    assert from_arrays(np.full((4, 5), 30000.0, np.float32), [ids]).warnings == ()
 
 
 def test_enormous_values_give_a_warning_and_no_noise() -> None:

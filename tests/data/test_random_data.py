@@ -72,12 +72,15 @@ def test_a_state_is_the_same_in_every_run_and_fits_the_batch() -> None:
     [
         ({"input_shapes": "z:[1,2]"}, "'z' is no input of the model"),
         ({"input_shapes": "x:[1,3]"}, "input 'x' wants (N, 2) float32, got (1, 3)"),
-        ({"input_shapes": "x:[1,0]"}, "is not a list of the form"),
-        ({"input_shapes": "x=1,2"}, "is not a list of the form"),
-        ({"input_shapes": {"x": [1.5, 2]}}, "is not a list of the form"),
-        ({"val_range": "x:[1,0]"}, "is not a list of the form"),
-        ({"val_range": "x:[1]"}, "is not a list of the form"),
-        ({"val_range": {"x": [0, float("inf")]}}, "is not a list of the form"),
+        ({"input_shapes": "x:[1,0]"}, "is not a name and its lengths, each 1 or more, such as x:[1,3,224,224]"),
+        ({"input_shapes": "x=1,2"}, "is not a name and its lengths, each 1 or more, such as x:[1,3,224,224]"),
+        ({"input_shapes": {"x": [1.5, 2]}}, "is not a name and its lengths, each 1 or more, such as x:[1,3,224,224]"),
+        ({"val_range": "x:[1,0]"}, "is not a name and two numbers, the smaller one first, such as x:[0,1]"),
+        ({"val_range": "x:[1]"}, "is not a name and two numbers, the smaller one first, such as x:[0,1]"),
+        (
+            {"val_range": {"x": [0, float("inf")]}},
+            "is not a name and two numbers, the smaller one first, such as x:[0,1]",
+        ),
     ],
 )
 def test_wishes_that_do_not_fit(given: Any, reason: str) -> None:

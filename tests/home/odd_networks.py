@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 __all__ = ["LIBRARY_OF", "NETWORKS"]
 
-# In DeBERTa and Perceiver a product is with a constant that is computed from several parameters: no layer's weight.
+# In DeBERTa and Perceiver a product is with what a layer makes of constants, which is no weight.
 HUGGING = {
     "SqueezeBERT": _hugging("SqueezeBertModel", "SqueezeBertConfig", text, **SMALL, **WORDS, embedding_size=32),
     "DeBERTa": _hugging("DebertaV2Model", "DebertaV2Config", text, **SMALL, **WORDS, relative_attention=True,

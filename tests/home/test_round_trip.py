@@ -29,7 +29,6 @@ REFUSED = {
 # Weights computed from others, in a way that cannot be undone.
 TOLD = {
     "spectral_norm", "timm NF-ResNet", "weight standardization", "masked weights", "tensors outside the state dict",
-    "DeBERTa", "Perceiver",
 }  # fmt: skip
 RESULTS = os.environ.get("LSUV_ROUND_TRIP")  # a file for the rows, from which round_trip.py prints the table
 

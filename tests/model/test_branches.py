@@ -44,6 +44,69 @@ def test_an_if_that_only_chooses_weights(rate, taken, left):
     assert not (tensor(result.model, taken) == tensor(before, taken)).all()
 
 
+OTHER_RATE = {"x": X, "rate": np.array(8000)}
+
+
+def chosen(body, **tensors):
+    """A model whose weight w and bias b an If chooses by the input `rate`."""
+    before = model(
+        CHOOSES.replace("y = Gemm(x, w, b)", body),
+        wanted=np.array(16000),
+        **{"w16": normal(8, 4), "b16": normal(4), "w8": normal(8, 4, seed=5), "b8": normal(4, seed=6), **tensors},
+    )
+    before.graph.input[1].type.tensor_type.shape.SetInParent()
+    return before
+
+
+@pytest.mark.parametrize(
+    ("body", "settings", "done"),
+    [
+        # A product that was folded would be the same whatever the rate.
+        ("v = Mul(w, two) h = MatMul(x, v) r = Relu(h) y = MatMul(r, k)", {}, {"h": "skipped", "y": "ok"}),
+        # And so would a layer's own copy of the weight, or a bias of its own.
+        ("h = MatMul(x, w) z = MatMul(x, w) y = Add(h, z)", {"tied": "untie"}, {"h": "ok", "z": "skipped"}),
+        ("y = Gemm(x, w, b)", {"bias": "zero"}, {"y": "ok"}),
+        ("y = Gemm(x, w, b)", {"bias": "center"}, {"y": "ok"}),
+        ("h = MatMul(x, w) y = Add(h, b)", {}, {"h": "ok"}),
+        ("h = MatMul(x, k8) y = BatchNormalization(h, one, one, b, one)", {"reset_norm": True}, {"h": "ok"}),
+    ],
+)
+def test_what_an_if_chooses_by_the_data_is_chosen_still(body, settings, done):
+    before = chosen(body, two=np.float32(2), k=normal(4, 4), k8=normal(8, 4, seed=9), one=np.ones(4, np.float32))
+    result = initialize(before, {"x": X, "rate": np.array(16000)}, batch_size="all", **settings)
+    assert {layer.name: str(layer.status) for layer in result.report.layers} == done
+    # With the other rate, the other weight and bias count: the given ones, since no data came that way.
+    other = values(result.model, OTHER_RATE, ["w", "b"])
+    np.testing.assert_array_equal(other["w"], tensor(before, "w8"))
+    np.testing.assert_array_equal(other["b"], tensor(before, "b8"))
+    y, with_other_bias = (values(changed(result.model, b8=b), OTHER_RATE, ["y"])["y"] for b in (0, 1))
+    if "b" in [name for node in before.graph.node for name in node.input]:
+        assert not np.array_equal(y, with_other_bias)
+    y, with_other_weight = (values(changed(result.model, w8=w), OTHER_RATE, ["y"])["y"] for w in (0, 1))
+    if "w" in [name for node in before.graph.node for name in node.input]:
+        assert not np.array_equal(y, with_other_weight)
+
+
+def changed(proto, **numbers):
+    """The model with some tensors filled with a number."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for held in copy.graph.initializer:
+        if held.name in numbers:
+            held.CopyFrom(numpy_helper.from_array(np.full(held.dims, numbers[held.name], np.float32), held.name))
+    return copy
+
+
+def test_a_constant_that_an_if_chooses_by_a_constant_is_folded():
+    """What the If and its branches read goes with it."""
+    before = chosen("v = Mul(w, two) y = MatMul(x, v)", two=np.float32(2), yes=np.array(True), k=normal(4, 4))
+    del before.graph.node[0]  # the If reads the initializer `yes`
+    result = initialize(before, {"x": X, "rate": np.array(16000)}, batch_size="all")
+    assert [node.op_type for node in result.model.graph.node] == ["MatMul"]
+    assert {t.name for t in result.model.graph.initializer} == {"v", "k", "wanted"}  # the last two were unread before
+    assert near_one(variances(result.model, {"x": X, "rate": np.array(1)}, ["y"], reference=False))
+
+
 def test_a_condition_that_a_layer_decides_is_not_taken_for_granted():
     """With other weights the data may take the other branch."""
     before = model(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import model, normal, values
-from lsuv_cli.model.constants import Constants, LeftAlone
+from lsuv_cli.model.constants import Constants, LeftAlone, readers_of
 from working_copies import graph_of
 
 STORED = normal(1, 2, 3)
@@ -20,6 +20,8 @@ def found(body, opset=18, **tensors):
     [
         (11, "w = Squeeze<axes=[0]>(s)"),
         (11, "w = Squeeze(s)"),
+        (11, "t = Unsqueeze<axes=[2]>(s) w = Squeeze<axes=[0]>(t)"),
+        (18, "t = Unsqueeze(s, two) w = Squeeze(t, zero)"),
         (11, "w = Unsqueeze<axes=[0,2]>(s)"),
         (18, "w = Squeeze(s, zero)"),
         (18, "w = Squeeze(s)"),
@@ -35,7 +37,7 @@ def found(body, opset=18, **tensors):
     ],
 )
 def test_views_there_and_back(opset, body):
-    tensors = {"zero": np.array([0]), "shape": np.array([3, -1]), "keep": np.array([0, 3, -1])}
+    tensors = {"zero": np.array([0]), "two": np.array([2]), "shape": np.array([3, -1]), "keep": np.array([0, 3, -1])}
     weight = found(body, opset, **tensors)
     proto = model(f"g (float[N] x) => (w) {{ {body} }}", opset=opset, s=STORED, **tensors)
     expected = values(proto, {"x": normal(1)}, ["w"], reference=True)["w"]
@@ -62,3 +64,21 @@ def test_what_is_computed_from_constants_is_folded():
     assert found("c = Constant<value_floats=[1.0,2.0]>() w = Identity(c)").place == "constant"
     with pytest.raises(LeftAlone, match="of type int64"):
         found("w = Shape(s)")
+
+
+@pytest.mark.parametrize(
+    ("body", "readers"),
+    [
+        ("y = MatMul(x, s)", ["MatMul s"]),
+        ("n = Shape(s) k = Size(s) y = MatMul(x, s)", ["MatMul s"]),  # a shape stays as it is
+        ("t = Transpose(s) y = MatMul(x, t)", ["MatMul t"]),
+        ("y = Add(s, s)", ["Add s", "Add s"]),
+        ("a = MatMul(x, s) y = Add(a, s)", ["Add s", "MatMul s"]),
+        ("k = local.Size(s) y = Neg(x)", ["Size s"]),
+    ],
+)
+def test_who_reads_a_stored_tensor(body, readers):
+    graph = graph_of(f"g (float[N,2] x) => (y) {{ {body} }}", s=normal(2, 2))
+    assert sorted(f"{graph.nodes[k].op_type} {name}" for k, name in readers_of(graph, "s")) == readers
+    shown = graph_of("g (float[N,2] x) => (y, s) { y = Neg(x) }", s=normal(2, 2))
+    assert list(readers_of(shown, "s")) == [(-1, "s")]

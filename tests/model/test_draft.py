@@ -1,5 +1,6 @@
 """Files in and out: external data, atomic writes, nothing lost."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,9 +16,13 @@ from helpers import model, normal
 from independent import layer_variances, stored
 from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model import graph as graphs
+from lsuv_cli.model import layers
+from lsuv_cli.model.draft import Draft, _Weights
 from lsuv_cli.model.file import load
+from lsuv_cli.model.places import Held, Range
 from lsuv_cli.outputs import Target
+from lsuv_cli.spool import Spool
 
 rng = np.random.default_rng(11)
 X = rng.standard_normal((64, 32)).astype(np.float32)
@@ -292,3 +297,112 @@ def test_a_tensor_that_is_stored_again_takes_its_old_place(tmp_path):
     np.testing.assert_array_equal(
         numpy_helper.to_array(onnx.load(tmp_path / "o.onnx").graph.initializer[0]), 3 * normal(80, 80)
     )
+
+
+def two_weights() -> onnx.ModelProto:
+    return model("g (float[N,80] x) => (y) { a = MatMul(x, v) y = MatMul(a, w) }", v=normal(80, 80), w=normal(80, 80))
+
+
+@pytest.mark.parametrize(("room", "kinds"), [(1 << 40, [Held, Range]), (100, [Held, Held])])
+def test_new_weights_that_are_many_wait_in_a_temporary_file_if_there_is_room(room, kinds, monkeypatch):
+    monkeypatch.setattr("lsuv_cli.model.draft.IN_MEMORY", 80 * 80 * 4)
+    monkeypatch.setattr("lsuv_cli.model.draft.room", lambda: room)
+    with Draft(load(two_weights()), None) as draft:
+        for factor, held in enumerate(draft.file.proto.graph.initializer, start=2):
+            draft.store(held, factor * normal(80, 80))
+        made = draft.finish({})
+        assert [type(place) for place in made.parked.values()] == kinds
+        first, second = (numpy_helper.to_array(held) for held in made.embedded().graph.initializer)
+    np.testing.assert_array_equal(first, 2 * normal(80, 80))
+    np.testing.assert_array_equal(second, 3 * normal(80, 80))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize(("spooled", "told"), [(False, "o.onnx"), (True, "the temporary file /dev/full")])
+def test_a_full_disk_is_told_with_the_name_of_the_output_or_of_the_temporary_file(tmp_path, spooled, told):
+    weights = _Weights(Path("/dev/full"), target(tmp_path / "o.onnx"), Spool("weights") if spooled else None)
+    with pytest.raises(OutputError, match=told):
+        weights.write([bytes(1 << 20)], 1 << 20)
+    weights.write([b"few"], 3)
+    with pytest.raises(OutputError, match=told):
+        weights.flush()
+    with contextlib.suppress(OSError):
+        weights.file.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(OSError(28, "No space left"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_a_draft_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, raised, seen):
+    def fails(*given):
+        raise raised
+
+    monkeypatch.setattr("lsuv_cli.model.draft._Weights", fails)
+    with pytest.raises(seen), Draft(load(chain(1)), target(tmp_path / "o.onnx")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_published_model_is_read_from_its_new_place(tmp_path):
+    with Draft(load(two_weights()), target(tmp_path / "o.onnx")) as draft:
+        draft.finish({})
+        draft.publish()
+    assert draft.result is not None
+    assert draft.result.path == tmp_path / "o.onnx"
+    np.testing.assert_array_equal(draft.result.array(draft.result.proto.graph.initializer[0]), normal(80, 80))
+
+
+def test_tensors_in_a_data_file_begin_at_pages_so_that_they_can_be_mapped(tmp_path):
+    onnx.save(two_weights(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        draft.finish({})
+        draft.publish()
+    held = onnx.load(tmp_path / "o.onnx", load_external_data=False).graph.initializer
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in held]
+    assert [int(place["offset"]) % 4096 for place in places] == [0, 0]
+    assert int(places[1]["offset"]) == 28672  # the first page behind 80·80·4 bytes
+
+
+def test_a_draft_in_memory_reads_what_is_still_in_the_inputs_files(tmp_path):
+    given = two_weights()
+    expected = {"v": normal(80, 80), "w": normal(80, 80), "small": normal(3)}
+    given.graph.initializer.append(numpy_helper.from_array(normal(3), "small"))
+    onnx.save(given, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=100, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), None) as draft:
+        now = draft.in_memory()
+        for tensor in now.proto.graph.initializer:
+            np.testing.assert_array_equal(now.array(tensor), expected[tensor.name])
+
+
+def test_a_large_tensor_of_a_branch_is_in_the_model_itself():
+    """Only tensors of the main graph are parked: others stand inside of nodes, which run as they are."""
+    given = model("""g (float[N,4] x, bool c) => (float[N,4] y) {
+        y = If(c) <then_branch = t () => (float[N,4] o) { o = Neg(x) },
+                   else_branch = e () => (float[N,4] o) { o = Abs(x) }> }""")
+    with Draft(load(given), None) as draft:
+        branch = draft.file.proto.graph.node[0].attribute[0].g
+        draft.append(branch, "new", normal(5000))
+        (held,) = draft.finish({}).embedded().graph.node[0].attribute[0].g.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(held), normal(5000))
+
+
+def test_what_was_stored_can_be_read_at_once_however_small(tmp_path):
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))
+    onnx.save(given, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+    with Draft(load(tmp_path / "m.onnx"), target(tmp_path / "o.onnx")) as draft:
+        (held,) = draft.file.proto.graph.initializer
+        np.testing.assert_array_equal(draft.array(held), normal(4, 4))
+        draft.store(held, 3 * normal(4, 4))
+        np.testing.assert_array_equal(draft.array(held), 3 * normal(4, 4))
+        assert layers.find(graphs.build(draft.file.proto, draft)).layers[0].weight.place == "external"
+
+
+def test_before_ir_4_a_branch_gets_a_constant_in_front_of_its_nodes():
+    given = model("""g (float[N,4] x, bool c) => (float[N,4] y) {
+        y = If(c) <then_branch = t () => (float[N,4] o) { o = Neg(x) },
+                   else_branch = e () => (float[N,4] o) { o = Abs(x) }> }""", ir=3)  # fmt: skip
+    with Draft(load(given), None) as draft:
+        branch = draft.file.proto.graph.node[0].attribute[0].g
+        draft.append(branch, "new", normal(3))
+        assert [node.op_type for node in branch.node] == ["Constant", "Neg"]
+        assert not branch.initializer

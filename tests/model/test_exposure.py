@@ -65,3 +65,11 @@ def test_a_layer_inside_a_function_is_hidden():
     done = expose(proto, look, look.layers.layers)
     assert [name for _, name in done.layers] == ["y"]
     assert len(done.hidden) == len(look.layers.layers) - 1
+
+
+def test_what_the_model_tells_of_a_value_is_taken_where_it_cannot_be_inferred():
+    proto = model("g (float[N,6] x) => (float[N,2] y) { o = com.microsoft.Odd(x) a = MatMul(o, w) y = MatMul(a, v) }",
+                  microsoft=True, w=normal(3, 4), v=normal(4, 2))  # fmt: skip
+    proto.graph.value_info.append(helper.make_tensor_value_info("o", TensorProto.FLOAT, ["N", 3]))
+    exposed(proto)
+    assert described(proto)["a"] == (TensorProto.FLOAT, ["N", 4])

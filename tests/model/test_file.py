@@ -1,5 +1,8 @@
 """A model's tensors as a file has them: how many bytes a shape takes, and values that do not fit their shape."""
 
+import io
+from unittest.mock import Mock
+
 import numpy as np
 import onnx
 import pytest
@@ -7,8 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from helpers import model, normal
 from lsuv_cli.errors import ModelError
-from lsuv_cli.model.file import byte_size, load, tensors
+from lsuv_cli.model.file import byte_size, embed, is_elsewhere, load, tensors
 from lsuv_cli.model.places import Range
+from lsuv_cli.spool import Spool
 
 SIZES = {
     "FLOAT": 60, "DOUBLE": 120, "FLOAT16": 30, "BFLOAT16": 30, "INT8": 15, "INT64": 120, "BOOL": 15, "COMPLEX64": 120,
@@ -226,3 +230,92 @@ def test_every_tensor_of_a_model_is_found():
     left_out = function.node[-1].attribute[0].t.name
     found = {tensor.name for tensor in tensors(proto)}
     assert found == {f"t{k}" for k in range(next(number))} - {left_out}
+
+
+def test_a_model_in_memory_that_is_over_protobufs_limit_is_copied_all_the_same(monkeypatch):
+    """A message of more than 2 GiB can be held and copied, and not be made into bytes."""
+    given = model("g (float[N,4] x) => (y) { y = MatMul(x, w) }", w=normal(4, 4))
+
+    too_large = Mock(SerializeToString=Mock(side_effect=ValueError("exceeds maximum protobuf size of 2GB")))
+    monkeypatch.setattr("lsuv_cli.model.file._checked", lambda *given: too_large)
+    held = load(given)
+    assert held.proto == given
+    assert held.proto is not given
+
+
+def test_values_that_share_a_byte_are_read_from_a_data_file(tmp_path):
+    given = helper.make_tensor("q", TensorProto.INT4, [3], np.array([-8, 3, 7]))
+    proto = model("g (float[N,4] x) => (y, q) { y = Neg(x) }")
+    (tmp_path / "d.bin").write_bytes(given.raw_data or bytes(given.int32_data))
+    held = proto.graph.initializer.add(name="q", data_type=TensorProto.INT4, dims=[3])
+    held.data_location = TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="d.bin")
+    onnx.save(proto, tmp_path / "m.onnx")
+    file = load(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(file.array(file.proto.graph.initializer[0]).astype(int), [-8, 3, 7])
+
+
+def test_a_model_from_a_pipe_has_no_directory_for_data_and_lives_as_long_as_its_copy():
+    spool = Spool("model")
+    given = model("g (float[N,80] x) => (y) { y = MatMul(x, w) }", w=normal(80, 80))
+    spool.copy(io.BytesIO(given.SerializeToString()))
+    file = load(spool)
+    assert (file.path, file.given, file.name) == (None, spool, "<stdin>")
+    (place,) = file.parked.values()
+    assert isinstance(place, Range)
+    assert place.spool is spool
+    np.testing.assert_array_equal(file.array(file.proto.graph.initializer[0]), normal(80, 80))
+
+
+def test_a_tensor_whose_values_come_into_the_model_is_no_longer_elsewhere():
+    held = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    held.external_data.add(key="location", value="d.bin")
+    embed(held, np.array([1, 2], np.float32).tobytes())
+    assert not is_elsewhere(held)
+    np.testing.assert_array_equal(numpy_helper.to_array(held), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda m: m.ClearField("opset_import"), "imports no operator set"),
+        (lambda m: m.ClearField("graph"), "holds no graph"),
+        (lambda m: m.graph.ClearField("node"), "holds no graph"),
+    ],
+)
+def test_a_message_that_is_no_model(change, told):
+    proto = model("g (float[N,4] x) => (y) { y = Neg(x) }")
+    change(proto)
+    for given in (proto, proto.SerializeToString()):
+        with pytest.raises(ModelError, match=f"{told}|is empty"):
+            load(given)
+
+
+def test_a_name_that_is_not_utf_8():
+    data = model("g (float[N,4] x) => (yyyy) { yyyy = Neg(x) }").SerializeToString()
+    with pytest.raises(ModelError, match=r"is not UTF-8|is not an ONNX file"):
+        load(data.replace(b"yyyy", b"y\xff\xfey"))
+
+
+def test_an_empty_tensor_whose_file_is_missing_can_be_made_up(tmp_path):
+    proto = model("g (float[N,4] x) => (y, e) { y = Neg(x) }")
+    for name, dims in (("e", [0, 4]), ("w", [2])):
+        held = proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims)
+        held.data_location = TensorProto.EXTERNAL
+        held.external_data.add(key="location", value="gone.bin")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    assert [tensor.name for tensor in load(tmp_path / "m.onnx", without_weights=True).absent] == ["e", "w"]
+    with pytest.raises(ModelError, match="or let `lsuv init` make the values up"):
+        load(tmp_path / "m.onnx")
+
+
+def test_an_empty_tensor_in_a_data_file(tmp_path):
+    (tmp_path / "d.bin").write_bytes(b"data")
+    proto = model("g (float[N,4] x) => (y, e) { y = Neg(x) }")
+    held = proto.graph.initializer.add(name="e", data_type=TensorProto.FLOAT, dims=[0, 4])
+    held.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "d.bin"), ("offset", "4"), ("length", "0")):
+        held.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    file = load(tmp_path / "m.onnx")
+    assert file.array(file.proto.graph.initializer[0]).shape == (0, 4)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from helpers import model, normal
 from lsuv_cli.errors import ModelError
@@ -245,3 +246,71 @@ def test_a_flattened_shape(axis, shape):
     assert view.after == shape
     np.testing.assert_array_equal(view.forward(array), array.reshape(shape))
     np.testing.assert_array_equal(view.backward(array.reshape(shape)), array)
+
+
+def run_flat(text, **feeds):
+    """What a model's flat list of nodes computes, by onnx's reference evaluator."""
+    before = model(text)
+    flat = flatten.flatten(before, {})
+    body = helper.make_graph(flat.nodes, "flat", before.graph.input, before.graph.output)
+    proto = helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)])
+    return ReferenceEvaluator(proto).run(None, feeds)
+
+
+X = np.array([[1, -2, 3, -4]], np.float32)
+
+
+def test_a_function_that_puts_out_its_input_or_one_value_twice():
+    text = """g (float[N,4] x) => (float[N,4] y, float[N,4] z, float[N,4] t) { y, z, t = local.f(x) }
+        <domain: "local", opset_import: ["" : 18]> f (a) => (a, b, b) { b = Neg(a) }"""
+    for found, expected in zip(run_flat(text, x=X), (X, -X, -X), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_names_of_a_functions_body_that_the_main_graph_has_too():
+    text = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) { n = Abs(x) "call/t" = Neg(n) [call] y = local.f(x)
+            z = Exp("call/t") }
+        <domain: "local", opset_import: ["" : 18]> f (a) => (b) { t = Relu(a) b = Sqrt(t) }"""
+    before = model(text.replace('"call/t"', "other"))
+    before.graph.node[1].output[0] = before.graph.node[3].input[0] = "call/t"
+    nodes = flatten.flatten(before, {}).nodes
+    made = [name for node in nodes for name in node.output]
+    assert len(made) == len(set(made)) == 5
+    before = model(text.replace('"call/t"', "other"))
+    before.graph.initializer.append(numpy_helper.from_array(np.float32(1), "call/t"))  # which no node reads
+    flat = flatten.flatten(before, {})
+    assert flat.tensors.keys().isdisjoint(name for node in flat.nodes for name in node.output)
+
+
+def test_the_inputs_of_a_body_shadow_the_values_of_the_function_around_it():
+    text = """g (float[3,4] x) => (float[3,4] y) { y = local.f(x) }
+        <domain: "local", opset_import: ["" : 18]>
+        f (a) => (b) { b = Scan<num_scan_inputs=1, body = h (float[4] a) => (float[4] o) { o = Neg(a) }>(a) }"""
+    (found,) = run_flat(text, x=np.vstack([X, 2 * X, 3 * X]))
+    np.testing.assert_array_equal(found, -np.vstack([X, 2 * X, 3 * X]))
+
+
+@pytest.mark.parametrize("depth", [60, 61])
+def test_a_tower_of_functions_is_refused_at_once(depth):
+    """2^60 nodes: each function is counted once."""
+    with pytest.raises(ModelError, match="nodes once its functions are written out"):
+        flatten.flatten(nested(depth), {})
+
+
+def test_a_node_inside_a_function_is_named_after_the_call():
+    text = """g (float[N,4] x) => (float[N,4] y) { [first] a = local.f(x) [second] y = local.f(a) }
+        <domain: "local", opset_import: ["" : 18]> f (p) => (r) { [inner] t = Neg(p) r = Relu(t) }"""
+    nodes = flatten.flatten(model(text), {}).nodes
+    assert [node.name for node in nodes] == ["first/inner", "", "second/inner", ""]
+    again = flatten.flatten(model(text.replace("second", "first")), {}).nodes
+    assert len({name for node in again for name in node.output}) == 4  # values differ, whatever calls are named
+
+
+@pytest.mark.parametrize(("given", "slope"), [("<slope=0.5>", 0.5), ("", 0.25)])
+def test_an_attribute_of_a_call_reaches_the_nodes_of_bodies_inside_the_function(given, slope):
+    text = f"""g (float[N,4] x, bool c) => (float[N,4] y) {{ y = local.f{given}(x, c) }}
+        <domain: "local", opset_import: ["" : 18]> f <slope: float = 0.25> (a, c) => (b) {{
+            b = If(c) <then_branch = t () => (float[N,4] o) {{ o = LeakyRelu<alpha: float = @slope>(a) }},
+                       else_branch = e () => (float[N,4] o) {{ o = Neg(a) }}> }}"""
+    (found,) = run_flat(text, x=X, c=np.array(True))
+    np.testing.assert_allclose(found, np.where(X > 0, X, slope * X))

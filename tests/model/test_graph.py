@@ -421,3 +421,42 @@ def test_constant_random_and_varying_values():
     assert graph.captured == {at["z"]: ("k", "n")}
     assert list(graph.reads(at["z"])) == ["c", "k", "n"]
     assert graph.readers["k"] == (at["z"], at["y"])
+
+
+def test_an_attribute_whose_text_is_not_utf_8():
+    node = helper.make_node("Op", [], [], activation=b"Rel\xff")
+    assert graphs.attribute(node, "activation") == "Rel\ufffd"
+
+
+def test_memory_that_runs_out_is_no_failure_of_folding(monkeypatch):
+    def full(*given, **more):
+        raise MemoryError
+
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", full)
+    with pytest.raises(MemoryError):
+        graph_of("g (float[N,2] x) => (y) { n = Neg(w) y = MatMul(x, n) }", w=normal(2, 2)).evaluate("n")
+
+
+@pytest.mark.parametrize(("side", "known"), [(1 << 16, False), (1 << 4, True)])
+def test_a_constant_that_is_computed_by_way_of_a_huge_one_is_not_worked_out(side, known):
+    graph = graph_of("g (float[N,2] x) => (y) { h = Expand(one, s) m = ReduceMean<keepdims=0>(h) y = Mul(x, m) }",
+                     one=np.ones((1, 1), "f"), s=np.array([side, side]))  # fmt: skip
+    found = graph.known("m")
+    assert (found is not None) == known
+    assert found is None or found == 1
+
+
+@pytest.mark.parametrize("microsoft", [False, True])
+def test_a_shape_that_was_an_attribute_is_an_input_whatever_other_operators_a_model_imports(microsoft):
+    """Before opset 5 Reshape had its shape in an attribute."""
+    graph = graph_of("g (float[N,4] x) => (y) { y = Reshape<shape=[-1,2]>(x) }", opset=4, microsoft=microsoft)
+    (node,) = graph.nodes
+    assert not node.attribute
+    np.testing.assert_array_equal(graph.array(node.input[1]), [-1, 2])
+
+
+@pytest.mark.parametrize(("opset", "raised"), [(4, 7), (7, 7), (18, 18)])
+def test_the_operator_sets_of_the_working_copy(opset, raised):
+    graph = graph_of("g (float[N,4] x) => (y) { y = Neg(x) }", opset=opset, microsoft=True)
+    assert [(each.domain, each.version) for each in graph.opsets] == [("", raised), ("com.microsoft", 1)]
+    assert (graph.opset(), graph.opset("com.microsoft"), graph.opset("other")) == (raised, 1, 1)

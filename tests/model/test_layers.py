@@ -527,3 +527,25 @@ def test_a_value_that_is_an_output_keeps_its_constant_apart():
 def test_the_bias_behind_a_convolution(shape, is_bias):
     every = found("c = Conv(p, k) y = Add(c, b)", "float[N,3,9,9] p", k=normal(6, 3, 3, 3), b=normal(*shape))
     assert (every.layers[0].bias is not None) == is_bias
+
+
+def test_a_layer_is_to_have_variance_1_and_a_bias_of_zeros_unless_another_is_decided():
+    (layer,) = layers.find(
+        graph_of("g (float[N,4] x) => (y) { y = Gemm(x, w, b) }", w=normal(4, 4), b=normal(4))
+    ).layers
+    assert layer.target == 1.0
+    assert not any([layer.keeps_bias, layer.is_centred, layer.by_channel, layer.is_fixed])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Gemm(v, w, x)", "no input of the model reaches it"),
+        ("d = DequantizeLinear(q, s) n = Mul(d, s) y = MatMul(x, n)", "quantized"),
+    ],
+)
+def test_products_that_have_no_weight_to_initialize(body, reason):
+    tensors = {"v": normal(4, 4), "w": normal(4, 4), "q": np.ones((4, 4), np.int8), "s": np.float32(0.5)}
+    found = layers.find(graph_of(f"g (float[4,4] x) => (y) {{ {body} }}", **tensors))
+    assert not found.layers
+    assert reason in found.skipped[0].reason

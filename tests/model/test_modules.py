@@ -111,3 +111,13 @@ def test_batches_of_different_ranks():
     result = initialize(proto, batches)
     outputs = np.concatenate([values(result.model, batch, ["y"])["y"].ravel() for batch in batches])
     assert outputs.var() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["/fc/MatMul", "/fc_1/MatMul", "/fc_12/MatMul"])
+def test_a_module_that_is_called_again_is_the_same_module(name):
+    assert module(name, stored=["fc.weight", "fc.bias", "other.weight"]) == "fc"
+
+
+def test_what_nodes_compute_is_no_parameter_of_a_module():
+    text = "g (float[N,4] x) => (y) { i = Identity(x) n = Neg(w) m = Identity(w) a = MatMul(i, n) y = MatMul(a, m) }"
+    assert parameters(graph_of(text, w=normal(4, 4))) == {"w", "m"}

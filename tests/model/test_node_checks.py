@@ -5,11 +5,12 @@ import contextlib
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import AttributeProto
+from onnx import AttributeProto, helper
 
 from helpers import model, normal
 from lsuv_cli import expose, initialize, inspect, strip
 from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.model.node_checks import check
 
 X = normal(32, 8, seed=1)
 TEXTS = {
@@ -130,3 +131,9 @@ def test_a_type_that_onnx_does_not_have_is_refused(place, number):
         expose(proto)
     with contextlib.suppress(LsuvError):
         strip(proto)
+
+
+def test_an_equation_that_is_no_text():
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=b"ij,\xff->ik")
+    with pytest.raises(ModelError, match="which is no equation"):
+        check(node, 18)

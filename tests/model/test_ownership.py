@@ -57,6 +57,7 @@ def test_a_siamese_pair_untied():
     assert first != second
     assert not np.allclose(tensor(result.model, first), tensor(result.model, second))
     assert "weight untied from w" in entry(result, "b").notes
+    assert not any("shared by several layers" in warning for warning in result.report.warnings)
     onnx.checker.check_model(result.model)
 
 
@@ -392,7 +393,7 @@ def test_a_function_whose_norm_cannot_be_reset_is_warned_about():
         w=normal(2, 4, 1, 1),
     )
     result = initialize(before, normal(16, 4, 3, 3), reset_norm=True)
-    assert any("inside functions keep their statistics" in w for w in result.report.warnings)
+    assert any("inside functions, or behind an If, keep their statistics" in w for w in result.report.warnings)
     assert unchanged_but(before, result.model, "w")
 
 
@@ -458,3 +459,52 @@ def test_readers_that_want_the_same_number_are_one():
     shown = graph_of("g (float[N,8] x) => (y, b) { y = Add(x, b) }", b=np.ones(8, np.float32))
     (edit,), _ = overwrite(shown, {(0, 1): 0.0}, values)
     assert isinstance(edit, Own)
+
+
+@pytest.mark.parametrize(
+    ("body", "tied", "left", "reason"),
+    [
+        ("a = MatMul(x, d) y = MatMul(a, d)", "share", ["a", "y"], "shared by 2 layers and dropped at random"),
+        ("a = MatMul(x, d) y = MatMul(a, d)", "untie", ["a", "y"], "shared by 2 layers and dropped at random"),
+        ("a = MatMul(x, d) y = Add(a, w)", "untie", ["a"], "read elsewhere too and dropped at random"),
+        ("y = MatMul(x, d)", "share", [], ""),
+    ],
+)
+def test_a_weight_that_is_dropped_at_random_is_written_only_if_one_layer_has_it_for_itself(body, tied, left, reason):
+    text = f"g (float[N,8] x) => (y) {{ d = Dropout<seed=5>(w, r, t) {body} }}"
+    look = layers_of(graph_of(text, w=normal(8, 8), r=np.float32(0.5), t=np.array(True)))
+    decided = settle_weights(look.graph, look.layers, Tied(tied))
+    assert list(decided.left_alone) == left
+    assert all(reason in found for found in decided.left_alone.values())
+    assert not decided.edits
+
+
+def test_a_model_whose_layers_have_weights_of_their_own_is_not_warned_about():
+    result = initialize(model("g (float[N,8] x) => (y) { y = MatMul(x, w) }", w=normal(8, 8)), X)
+    assert not any("shared by several layers" in warning for warning in result.report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("h = RNN<hidden_size=8>(x, w, r) y = Neg(h)", []),
+        ("h = RNN<hidden_size=8>(x, w, r) y = MatMul(x, w)", ["h", "y"]),
+        ("h = RNN<hidden_size=8>(x, w, r) y = RNN<hidden_size=8>(x, w, s)", ["h", "y"]),
+    ],
+)
+def test_a_recurrent_layer_shares_its_weights_with_no_layer(body, left):
+    """Its matrices are not scaled, so that a shared one could not be both."""
+    tensors = {name: normal(1, 8, 8, seed=k) for k, name in enumerate("wrs")}
+    look = layers_of(graph_of(f"g (float[T,N,8] x) => (y) {{ {body} }}", **tensors))
+    decided = settle_weights(look.graph, look.layers, Tied.SHARE, recurrent=True)
+    assert sorted(decided.left_alone) == left
+
+
+def test_a_constant_that_a_body_reads_too_is_not_overwritten():
+    text = """g (float[N,8] x, bool c) => (y) { a = Add(x, b)
+        y = If(c) <then_branch = t () => (float[N,8] o) { o = Add(a, b) }, else_branch = e () => (float[N,8] o) {
+            o = Neg(a) }> }"""
+    graph = graph_of(text, b=np.ones(8, np.float32))
+    (edit,), impossible = overwrite(graph, {(0, 1): 0.0}, {"b": np.ones(8, np.float32)})
+    assert isinstance(edit, Own)
+    assert not impossible

@@ -105,7 +105,8 @@ def test_the_role_that_comes_first_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("shape", "role"), [((8,), "bias"), ((1, 8), "bias"), ((4, 8), "table"), ((1, 4, 1, 8), "table"), ((), "bias")]
+    ("shape", "role"),
+    [((8,), "bias"), ((1, 8), "bias"), ((4, 8), "table"), ((2, 8), "table"), ((1, 4, 1, 8), "table"), ((), "bias")],
 )
 def test_what_is_added_along_several_axes_is_a_table(shape, role):
     for op in ("Add", "Sub", "Sum"):
@@ -201,3 +202,28 @@ def test_packed_integers():
     """Two in a byte, the first in its lower half."""
     tensor = onnx.TensorProto(data_type=TensorProto.INT4, dims=[5])
     assert _raw(tensor, np.array([1, 2, 3, -1, 5], np.float32)) == b"\x21\xf3\x05"
+
+
+@pytest.mark.parametrize(
+    ("op", "position"),
+    [
+        ("Reshape", 1), ("Expand", 1), ("Resize", 2), ("Resize", 3), ("Tile", 1), ("ConstantOfShape", 0), ("Range", 0),
+        ("Range", 1), ("Range", 2), ("Slice", 1), ("Slice", 2), ("Slice", 3), ("Slice", 4), ("Pad", 1), ("TopK", 1),
+        ("Upsample", 1), ("OneHot", 1),
+    ],
+)  # fmt: skip
+def test_a_number_that_a_shape_is_computed_from_is_structure_whichever_operator_reads_the_shape(op, position):
+    proto = read_by(op, position, ())
+    proto.graph.node.insert(0, helper.make_node("Mul", ["x7", "t"], ["s"]))
+    reader = proto.graph.node[1]
+    reader.input[position] = "s"
+    assert roles(graphs.build(proto, Source())) == {"t": "structure"}
+    reader.input[position], reader.input[6] = f"x{position}", "s"  # an input that is no shape
+    proto.graph.input.add(name=f"x{position}")
+    assert roles(graphs.build(proto, Source())) == {"t": "norm scale"}
+
+
+@pytest.mark.parametrize("op", ["Shape", "Size"])
+def test_a_tensor_whose_shape_alone_is_read_shapes_nothing(op):
+    text = f"g (float[N,8] x) => (y) {{ s = {op}(b) u = Unsqueeze(s, o) r = Reshape(x, u) y = Add(r, b) }}"
+    assert roles(graph_of(text, b=normal(8), o=np.array([0])))["b"] == "bias"

@@ -148,3 +148,32 @@ def test_tensors_whose_file_is_missing(tmp_path, dtype):
     (held,) = file.proto.graph.initializer
     assert not held.external_data
     assert is_stripped(held)
+
+
+def test_a_mask_that_is_added_is_structure_and_stays():
+    mask = np.array([0, -1e9, 0, -1e9], np.float32)
+    done, _ = stripped(LINEAR, w=normal(4, 4), b=mask)
+    assert set(done.roles) == {"w"}
+    done, _ = stripped(LINEAR, w=normal(4, 4), b=mask / 1e9)
+    assert set(done.roles) == {"w", "b"}
+
+
+@pytest.mark.skipif("metadata_props" not in TensorProto.DESCRIPTOR.fields_by_name, reason="an older onnx")
+def test_what_was_noted_beside_a_tensor_is_stripped_too():
+    """An exporter may note the name or a summary of what a tensor held."""
+    _, file = stripped(LINEAR, change=lambda p: p.graph.initializer[0].metadata_props.add(key="max", value="3"),
+                       w=normal(4, 4), b=normal(4))  # fmt: skip
+    assert not file.proto.graph.initializer[0].metadata_props
+
+
+@pytest.mark.parametrize("kind", ["complex64", "complex128", "float64", "float16"])
+def test_numbers_of_every_kind_are_stripped(kind):
+    """Without a warning of numpy's that complex numbers lose a part."""
+    done, _ = stripped("g (float[N,4] x) => (y, c) { y = Neg(x) }", c=np.ones(4, kind))
+    assert set(done.roles) == {"c"}
+
+
+def test_tensors_of_more_than_one_number_that_stay_are_told():
+    text = "g (float[N,2] x) => (y) { m = MatMul(x, w) a = Mul(m, s) y = Add(a, b) }"
+    done, _ = stripped(text, larger_than=16, w=normal(2, 2), b=normal(2), s=np.float32(3))
+    assert set(done.kept) == {"w", "b"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers import entry, is_orthonormal, model, near_one, normal, tensor, unchanged_but, values, variances
-from lsuv_cli import initialize
+from lsuv_cli import initialize, inspect
 from lsuv_cli.model import views
 
 X = normal(64, 8, seed=1)
@@ -345,3 +345,142 @@ def test_a_view_and_its_inverse_are_one_another(order, shape):
 )
 def test_shapes_are_those_of_onnx(view, shape):
     assert view.after == shape
+
+
+# Repeated
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        "w = Tile(v, n)",
+        "w = Expand(v, n)",
+        "t = Transpose<perm=[0,2,1]>(u) w = Expand(t, n)",
+        "e = Expand(v, n) i = Identity(e) w = Tile(i, one)",
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"scale": "channel"}, {"pre_init": "keep"}, {"bias": "center"}], ids=str)
+def test_a_repeated_weight_stays_one_tensor(repeat, options):
+    given = {"u": normal(1, 4, 8)} if "u)" in repeat else {"v": normal(1, 8, 4)}
+    before = model(
+        f"g (float[3,N,8] x) => (float[3,N,4] y) {{ {repeat} m = MatMul(x, w) y = Add(m, b) }}",
+        **given,
+        n=np.array([3, 1, 1]),
+        one=np.array([1, 1, 1]),
+        b=np.ones(4, np.float32),
+    )
+    x = normal(3, 64, 8, seed=1)
+    result = initialize(before, [{"x": x}], **options)
+    assert entry(result, "m").status == "ok"
+    assert near_one(variances(result.model, {"x": x}))
+    (name,) = given
+    assert unchanged_but(before, result.model, name, "b")
+    assert tensor(result.model, name).shape == given[name].shape
+    # The same row in each of the three copies' places gives the same result, as before.
+    y = values(result.model, {"x": np.broadcast_to(x[:1], x.shape)}, ["y"])["y"]
+    assert np.array_equal(y[0], y[2])
+
+
+def test_a_repetition_too_large_or_of_another_rank_is_left_alone():
+    text = "g (float[3,N,8] x) => (y) { w = %s(v, n) z = MatMul(x, w) y = MatMul(z, u) }"
+    for op, n, why in [
+        ("Tile", [1 << 30, 1, 1], "repeats a tensor to 34,359,738,368 elements"),
+        ("Expand", [1 << 31, 1, 1], "repeats a tensor to 68,719,476,736 elements"),
+        ("Tile", [3, 1], "does not fit"),
+        ("Expand", [3, 5, 4], "does not fit"),
+    ]:
+        found = inspect(model(text % op, v=normal(1, 8, 4), u=normal(4, 4), n=np.array(n)))
+        assert why in next(x for x in found.layers if x.name == "z").notes[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": "channel"}, {"pre_init": "keep"}], ids=str)
+def test_equal_matrices_of_a_stack_stay_equal(options):
+    """What an exporter makes of a weight that it repeats for every sample: here for two samples, with three heads."""
+    heads = normal(1, 3, 8, 4)
+    before = model("g (float[2,3,N,8] x) => (y) { y = MatMul(x, w) }", w=np.repeat(heads, 2, axis=0))
+    x = normal(2, 3, 64, 8, seed=1)
+    result = initialize(before, [{"x": x}], **options)
+    assert entry(result, "y").status == "ok"
+    assert "its weight has equal matrices, which stay equal" in entry(result, "y").notes
+    y = values(result.model, {"x": x}, ["y"])["y"]
+    found = y.var(axis=(0, 1, 2)) if "scale" in options else y.var()
+    assert np.abs(found - 1).max() < 1e-4
+    w = tensor(result.model, "w")
+    assert np.array_equal(w[0], w[1])
+    assert not np.allclose(w[0, 0], w[0, 1])
+    assert options.get("pre_init") == "keep" or all(is_orthonormal(w[0, k]) or options for k in range(3))
+
+
+def test_matrices_of_one_number_are_a_fresh_weight_and_become_different():
+    before = model("g (float[2,N,8] x) => (y) { y = MatMul(x, w) }", w=np.zeros((2, 8, 4), np.float32))
+    result = initialize(before, [{"x": normal(2, 64, 8, seed=1)}])
+    w = tensor(result.model, "w")
+    assert not np.allclose(w[0], w[1])
+    assert entry(result, "y").notes == ()
+
+
+def test_stacks_that_are_nearly_equal_are_not():
+    w = np.repeat(normal(1, 8, 4), 3, axis=0)
+    w[2, 7, 3] += 1
+    before = model("g (float[3,N,8] x) => (y) { y = MatMul(x, w) }", w=w)
+    after = tensor(initialize(before, [{"x": normal(3, 64, 8, seed=1)}]).model, "w")
+    assert not np.allclose(after[0], after[1])
+
+
+# Made of constants by a layer
+
+
+CONSTANT_KEYS = """g (float[2,N,8] x) => (y) {
+    p = MatMul(table, w) k = Add(p, b) t = Transpose<perm=[1,0]>(k) u = Unsqueeze(t, zero) e = Tile(u, n)
+    q = MatMul(x, a) s = MatMul(q, e) y = Softmax(s) }"""
+
+
+def test_what_a_layer_makes_of_constants_is_no_weight():
+    """Learned positions that go through a projection, as DeBERTa's keys: their product with the queries is no layer."""
+    arrays = {"table": normal(16, 6), "w": normal(6, 8), "b": normal(8), "a": normal(8, 8)}
+    before = model(CONSTANT_KEYS, **arrays, zero=np.array([0]), n=np.array([2, 1, 1]))
+    x = normal(2, 32, 8, seed=1)
+    result = initialize(before, [{"x": x}])
+    assert {e.name: e.status for e in result.report.layers} == {"p": "skipped", "q": "ok", "s": "skipped"}
+    assert entry(result, "s").notes == ("its constant is no weight, but what MatMul p makes of others",)
+    assert unchanged_but(before, result.model, "a")
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("c = ConstantOfShape<value=float[1] {1.0}>(n) w = Mul(c, step)", "computed from fewer numbers"),
+        ("w = Expand(one, n)", "one number, repeated"),
+        ("e = Expand(one, n) w = Mul(e, one)", "computed from fewer numbers"),
+        (
+            "r = Range(zero, eight, one) c = Unsqueeze(r, axis) d = Mul(c, step) w = Cos(d)",
+            "computed from fewer numbers",
+        ),
+    ],
+)
+def test_a_mask_or_a_grid_is_no_weight(expression, why):
+    """Longformer multiplies its mask with ones; overwritten, "masked" (-3e38) would become its opposite."""
+    numbers = {"one": 1, "zero": 0, "eight": 8, "step": [0.1, 0.2, 0.3, 0.4]}
+    tensors = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    text = f"g (float[N,8] x) => (y) {{ {expression} z = MatMul(x, w) y = MatMul(z, u) }}"
+    before = model(text, **tensors, n=np.array([8, 4]), axis=np.array([1]), u=normal(4, 4))
+    result = initialize(before, X)
+    assert [(e.name, e.status) for e in result.report.layers] == [("z", "skipped"), ("y", "ok")]
+    assert why in entry(result, "z").notes[0]
+    assert unchanged_but(before, result.model, "u")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "w = Concat<axis=1>(h, i)",  # packed
+        "l = MatMul(p, q) w = Add(v, l)",  # a low-rank adapter
+        "l = MatMul(v, c) s = Mul(l, l) n = ReduceSum(s) r = Sqrt(n) w = Div(v, r)",  # spectral normalization
+    ],
+)
+def test_a_stored_weight_in_another_form_is_one_though_a_product_is_part_of_it(expression):
+    arrays = {"v": normal(8, 4), "p": normal(8, 2), "q": normal(2, 4), "c": normal(4, 1)}
+    arrays |= {"h": normal(8, 1), "i": normal(8, 3)}
+    result = initialize(dense(expression, **arrays), X)
+    assert entry(result, "y").status == "ok"
+    assert near_one(variances(result.model, {"x": X}))

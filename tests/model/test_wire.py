@@ -1,16 +1,19 @@
 """Large tensors stay in the file that they came in, and the written bytes are protobuf's own."""
 
 import io
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import lsuv_cli
-from lsuv_cli.errors import LsuvError, ModelError
+from lsuv_cli.errors import LsuvError, ModelError, OutputError
 from lsuv_cli.model import wire
 from lsuv_cli.model.file import load
+from lsuv_cli.model.places import Held, Range
 
 rng = np.random.default_rng(5)
 X = rng.standard_normal((64, 80)).astype(np.float32)
@@ -195,3 +198,51 @@ def test_a_tensor_with_something_unusual_is_left_to_protobuf(field):
 def _varint(number: int) -> bytes:
     low, high = number & 127, number >> 7
     return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
+@pytest.mark.parametrize(("size", "fits"), [((1 << 31) - 1000, True), (1 << 31, False)])
+def test_a_message_is_no_larger_than_protobufs_2_gib(model, tmp_path, size, fits):
+    """Nothing is read before all is known to fit, so that the range can be any."""
+    held = model.graph.initializer[0]
+    del model.graph.initializer[1:], model.graph.node[0]
+    wire.park(held, "key")
+    (tmp_path / "d").write_bytes(b"")
+    parts = [model, lambda tensor: Range(tmp_path / "d", 0, size)]
+    if fits:
+        wire.chunks(*parts)
+    else:
+        with pytest.raises(OutputError, match="2 GiB"):
+            wire.chunks(*parts)
+
+
+def test_a_parked_tensor_is_not_external_too():
+    held = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    held.external_data.add(key="location", value="d.bin")
+    wire.park(held, "key")
+    assert held.data_location != TensorProto.EXTERNAL
+    assert wire.is_parked(held)
+    assert wire.key_of(held) == "key"
+    said = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.DEFAULT)
+    wire.park(said, "key")
+    assert said.HasField("data_location")  # which stays as it was given
+
+
+@pytest.mark.parametrize("number", [0, 1, 126, 127, 128, 16383, 16384, (1 << 31) - 1, 1 << 40])
+def test_numbers_are_written_as_protobuf_writes_them(number):
+    expected = onnx.ModelProto(ir_version=number).SerializeToString()[1:]  # behind the field's tag
+    assert wire._encoded(number) == expected
+    assert wire._varint(io.BytesIO(expected + b"more")) == number
+
+
+def test_what_is_cut_off_or_too_long_is_left_to_protobuf():
+    for data in (b"", b"\x80", b"\xff" * 12):
+        with pytest.raises(wire._Unusual):
+            wire._varint(io.BytesIO(data))
+    with pytest.raises(wire._Unusual):
+        wire._copied(io.BytesIO(b"abc"), 1, 5)
+
+
+@pytest.mark.parametrize("raised", [EncodeError("too large"), ValueError("exceeds maximum protobuf size")])
+def test_a_message_that_protobuf_does_not_write_is_told_in_a_line(raised):
+    with pytest.raises(OutputError, match="2 GiB"):
+        wire.chunks(Mock(SerializeToString=Mock(side_effect=raised)), lambda tensor: Held(memoryview(b"")))

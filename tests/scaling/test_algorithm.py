@@ -18,10 +18,12 @@ from working_copies import graph_of
 def run(monkeypatch):
     """Runs the loop on a chain of two layers whose second has these variances in the file, one after each trial."""
 
-    def go(*variances, tol=0.01, max_trials=10, turns=()):
-        look = layers_of(graph_of("g (float[N,8] x) => (y) { a = MatMul(x, u) y = MatMul(a, v) }", **square("u", "v")))
+    def go(*variances, tol=0.01, max_trials=10, turns=(), first=(), between="Relu"):
+        body = f"a = MatMul(x, u) t = {between}(a) y = MatMul(t, v)"
+        look = layers_of(graph_of(f"g (float[N,8] x) => (y) {{ {body} }}", **square("u", "v")))
         prepared = Prepared(look.graph, look.layers, look.layers, {}, ())
         found = iter(variances)
+        of_the_first = iter(first)
         given = iter(turns)
         plans = []
 
@@ -32,7 +34,8 @@ def run(monkeypatch):
         def verify():
             number = next(found)
             noisy = number == "noise"
-            return {"a": Moments(0.0, 1.0), "y": Moments(0.0, 1.0 if noisy else number, noise=noisy, begins=noisy)}
+            a = Moments(0.0, next(of_the_first, 1.0))
+            return {"a": a, "y": Moments(0.0, 1.0 if noisy else number, noise=noisy, begins=noisy)}
 
         monkeypatch.setattr(algorithm, "scale_layers", scaled)
         settings = Settings(tol=tol, max_trials=max_trials)
@@ -73,6 +76,25 @@ def test_noise_asks_for_another_trial_if_there_is_one(run):
     assert (result.trials, result.noise) == (3, set())
     result, _ = run("noise", max_trials=1)
     assert result.trials == 1
+
+
+def test_behind_a_layer_that_stays_outside_the_others_are_scaled_once_more(run):
+    result, _ = run(0.9, 0.9, 1.0, first=(1.1, 1.1, 1.1))
+    assert result.trials == 3
+    result, _ = run(1.0, 1.0, first=(1.1, 1.1))  # nothing else is outside
+    assert result.trials == 2
+    result, _ = run(0.9, 0.9, 0.9, 0.9, first=(1.1,) * 4)  # the second stays outside too
+    assert result.trials == 4
+    result, _ = run(0.9, 0.9, first=(math.inf,) * 2)
+    assert result.trials == 1
+
+
+def test_a_layer_that_is_constant_once_it_is_scaled_is_dead_for_good(run):
+    """In the second trial it has no variance: what the first one scaled was rounding, though verification saw none."""
+    given = [Turn(1e-15, 3e7), Turn(0.0, status=Status.DEAD), Turn(1e-15, status=Status.DEAD)]
+    result, _ = run(0.12, 0.12, 1e-15, turns=given, between="Tanh")
+    assert (result.trials, result.noise) == (3, {"y"})
+    assert (result.turns["y"].status, result.turns["y"].scale) == (Status.DEAD, 1.0)
 
 
 def test_a_layer_that_is_lost_behind_pending_scales_is_measured_again_within_the_trial(run):

@@ -8,7 +8,10 @@ from onnx import ModelProto
 
 from helpers import entry, model, normal, square, tensor, unchanged_but, values
 from lsuv_cli import initialize
+from lsuv_cli.model import channels
+from lsuv_cli.model.layers import find
 from lsuv_cli.scaling import channel_moments
+from working_copies import graph_of
 
 X = normal(24, 4, 9, 9) * np.array([1, 3, 0.5, 2], np.float32)[:, None, None] + 0.3
 ROWS = normal(50, 6, seed=3) + 1.0
@@ -213,3 +216,12 @@ def test_verification_would_notice_a_wrong_channel(monkeypatch):
     monkeypatch.setattr(channel_moments.ChannelAccumulator, "result", swapped)
     done = initialize(network(), X, scale="channel", max_trials=1)
     assert entry(done, "one").status == "outside"
+
+
+def test_only_layers_that_are_scaled_as_a_whole_have_a_note():
+    text = """g (float[N,8] x) => (y) {
+        a = MatMul(x, v) b = MatMul(x, w) t = Transpose(w) c = MatMul(b, t) y = Add(a, c) }"""
+    found, notes = channels.marked(find(graph_of(text, **square("v", "w"))))
+    assert [layer.output for layer in found.layers if layer.by_channel] == ["a"]
+    assert list(notes) == ["b", "c"]
+    assert notes["b"] == ["scaled as a whole: its weight is shared by layers that read it differently"]

@@ -170,3 +170,35 @@ def test_cuda_12_is_offered_for_old_cards_only_where_the_wheel_is_for_cuda_13():
     assert "<1.27" not in drivers.why_no_cuda("no kernel image", 12, 0)
     assert "install driver 525 or newer" in drivers.why_no_cuda("CUDA failure 35", 12, 0)
     assert drivers.why_no_cuda("another failure", 13, 0) == ""
+
+
+class Card:
+    """CUDA's runtime with one card, asked for cudaDevAttrComputeCapabilityMajor (75) and ...Minor (76)."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def cudaDeviceGetAttribute(self, place, attribute, index):  # noqa: N802
+        if index.value != 0:
+            return 101
+        place._obj.value = self.capability[{75: 0, 76: 1}[attribute]]
+        return 0
+
+
+def test_the_compute_capability_of_a_card(monkeypatch):
+    monkeypatch.setattr(drivers, "load", lambda name: Card((8, 6)))
+    assert drivers.cuda_capability(13, 0) == (8, 6)
+    assert drivers.cuda_capability(13, 1) is None
+    monkeypatch.setattr(drivers, "load", lambda name: None)
+    assert drivers.cuda_capability(13, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "told"), [((6, 1), "(compute capability 6.1) is too old"), ((7, 5), "too new"), ((12, 0), "too new")]
+)
+def test_a_card_without_kernels_is_too_old_before_turing_and_too_new_from_there_on(capability, told, monkeypatch):
+    """CUDA 13 has kernels for compute capability 7.5 (Turing) and above."""
+    monkeypatch.setattr(drivers, "load", lambda name: Card(capability))
+    assert told in drivers.why_no_cuda("no kernel image", 13, 0)
+    assert bool(drivers.why_no_cuda("another failure", 13, 0)) == (capability < (7, 5))
+    assert drivers.why_no_cuda("another failure", 12, 0) == ""

@@ -171,3 +171,13 @@ def test_more_than_a_limit_goes_to_a_file(monkeypatch, tmp_path):
     assert (tmp_path / "filled.data").stat().st_size == 600
     for held in beyond.proto.graph.initializer:
         np.testing.assert_array_equal(beyond.array(held), tensor(within.proto, held.name))
+
+
+def test_integers_that_are_missing_cannot_be_made_up(tmp_path):
+    proto = model("g (float[N,4] x) => (y) { y = Reshape(x, shape) }")
+    held = proto.graph.initializer.add(name="shape", data_type=TensorProto.INT64, dims=[2])
+    held.data_location = TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="gone.bin")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(LsuvError, match="'shape' of integers has no values, which cannot be made up"):
+        filling.fill(load(tmp_path / "m.onnx", without_weights=True), 0)

@@ -102,3 +102,23 @@ def test_the_moments_of_a_multiple():
     found = y.times(3.0)
     assert (found.mean, found.variance, found.bias_variance, found.covariance, found.count) == (3, 18, 3, 12, 10)
     assert y.times(1.0) is y
+
+
+def test_a_fused_convolution_among_other_nodes_is_split():
+    whole = fused("Tanh")
+    whole.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
+    assert [node.op_type for node in split(whole, {"Tanh"}).graph.node] == ["Conv", "Tanh", "Neg"]
+
+
+def test_the_moments_of_a_whole_are_those_of_its_channels():
+    """Channels of different mean, spread and bias, against numpy's over all values at once."""
+    y = normal(500, 3) * [1, 2, 3] + [4, -5, 6]
+    b = normal(500, 3, seed=1) * [0.3, 0.2, 0.1] + 0.4 * y + [-7, 8, 9]
+    covariance = ((y - y.mean(axis=0)) * (b - b.mean(axis=0))).mean(axis=0)
+    parts = ChannelMoments(y.mean(axis=0), y.var(axis=0), b.mean(axis=0), b.var(axis=0), covariance)
+    found = of_channels(parts, 1500)
+    whole = np.cov(y.ravel(), b.ravel(), bias=True)
+    assert found.mean == pytest.approx(y.mean())
+    assert [found.variance, found.bias_variance] == pytest.approx([whole[0, 0], whole[1, 1]])
+    assert found.covariance == pytest.approx(whole[0, 1])
+    assert found.count == 1500

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from helpers import normal
+from helpers import model, normal
 from lsuv_cli.model.graph import SHAPE_BYTES
 from lsuv_cli.scaling.model_builder import ModelBuilder, own_prefix
 from lsuv_cli.scaling.precision import HALF
@@ -174,3 +174,38 @@ def test_names_of_values_that_are_added(name, expected):
             nodes=(helper.make_node("Loop", ["n", "c", "x"], [names["output"]], body=inner),),
         )
         assert own_prefix(graph) == expected
+
+
+def test_a_node_that_makes_two_constants_is_added_once():
+    text = "g (float[N,2] x) => (y) { a, b = Split<num_outputs=2>(w) c = MatMul(x, a) y = Add(c, b) }"
+    builder = builder_of(text, w=normal(4, 2))
+    for name in ("a", "b"):
+        builder.need(name)
+    assert [node.op_type for node in builder.nodes] == ["Split"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ("mean = Identity(m)", True),
+        ("mean = Reshape(m, four)", True),
+        ("u = Unsqueeze(m, zero) mean = Squeeze(u)", True),
+        ("f = Flatten<axis=0>(m) mean = Reshape(f, four)", True),
+        ("mean = Neg(m)", False),
+        ("mean = Add(m, m)", False),
+    ],
+)
+def test_running_statistics_are_kept_where_unoptimized_onnxruntime_keeps_them(body, kept):
+    """It writes the new mean over the old one; then the next run begins with another mean."""
+    text = f"""g (float[N,4] x) => (y, z) {{ {body}
+        y, a, b = BatchNormalization<training_mode=1>(x, one, none, mean, one) z = Neg(a) }}"""
+    stored = {"m": np.zeros(4, "f"), "none": np.zeros(4, "f"), "one": np.ones(4, "f"), "four": [4], "zero": [0]}
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = model(text, **stored).SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    first, second = (session.run(["z"], {"x": 5 + normal(10, 4)})[0] for _ in range(2))
+    assert np.allclose(first, second) == (not kept)
+    builder = builder_of(text, **stored)
+    (node,) = (each for each in builder.graph.nodes if each.op_type == "BatchNormalization")
+    assert builder.keeps(node) == kept

@@ -223,3 +223,12 @@ def test_the_fast_form_is_trusted_up_to_its_error(accuracy, square, trusted):
     mean = 10.0 if square == 2.0 else 0.0
     meter.add(Sums(10, (mean, 10 * square, 0.0), 10.0))
     assert meter.result().trusted is trusted
+
+
+@pytest.mark.parametrize(("accuracy", "trusted"), [(1.3e-6, True), (1.1e-6, False)])
+def test_the_error_is_relative_to_the_variance(accuracy, trusted):
+    """n·eps/2·E[y²] beside Var(y): 10·2⁻²⁴·8 beside 4 is 1.2e-6 of it."""
+    meter = Probe("y", "p.", (1,), accuracy).meter()
+    meter.add(Sums(10, (20.0, 80.0, 0.0), 10.0))
+    assert meter.result().variance == pytest.approx(4.0)
+    assert meter.result().trusted is trusted

@@ -96,6 +96,7 @@ def test_bytes_that_hold_several_integers(bits, given, std):
     tensors = {"s": np.ones(64, np.float32), "z": np.zeros(32, np.uint8)}
     made = found(body, TensorProto.UINT8, [16, 4, 16], ("w", "s", "z"), **tensors)
     assert made == dict.fromkeys("wsz", Quantum(std, bits, 1 / (std * 10)))
+    assert made["w"].offset == 0.0  # around the middle
     assert set(found(body, TensorProto.UINT8, [16, 4, 16], **tensors)) == {"w"}
 
 

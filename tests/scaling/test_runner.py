@@ -1,5 +1,6 @@
 """Passes over the data: which process runs them, with which session, and data and weights changed a little."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from lsuv_cli.scaling import shares, stages, values
 from lsuv_cli.scaling.drawing import AsUsed
 from lsuv_cli.scaling.pieces import Pieces, times
 from lsuv_cli.scaling.providers import PROVIDERS, Device
-from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead
+from lsuv_cli.scaling.runner import Pass, Runner, drawn_ahead, free_memory
 from lsuv_cli.scaling.runtime import Session, to_numpy
 from lsuv_cli.scaling.translation import Unsupported
 from lsuv_cli.settings import PreInit
@@ -144,3 +145,44 @@ def test_the_values_of_layers_batch_by_batch_piece_by_piece(monkeypatch):
         np.testing.assert_allclose(y, np.tanh(batch["x"] @ normal(4, 4)) @ normal(4, 4, seed=1), rtol=1e-4, atol=1e-5)
     (only,) = values.layer_outputs(look, look.layers.layers[1:], needed())
     assert only[0].output == "y"
+
+
+@pytest.mark.parametrize(("tells", "expected"), [((30, 100), 30), (None, None)])
+def test_the_memory_of_a_device_is_what_the_device_tells(tells, expected):
+    provider = SimpleNamespace(free_memory=lambda index: tells if index == 2 else None)
+    device: Any = SimpleNamespace(is_host=False, index=2, provider=provider)
+    assert free_memory(device) == expected
+
+
+def test_values_that_no_later_stage_reads_are_freed():
+    look = looked("a = MatMul(x, w) t = Tanh(a) y = MatMul(t, v)")
+    pieces = in_pieces(look, limit=1)
+    needs = needed()
+    runner = Runner(look.graph, pieces.plan, needs, {})
+    pieces.run(pieces.plan.stages[0], [], runner)
+    runner.forget(0)
+    assert runner.frontier.bytes == X.nbytes  # a, which the second piece reads
+    runner.forget(1)
+    assert runner.frontier.bytes == 0
+    runner.close()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64", "bfloat16"])
+def test_numbers_of_every_type_of_float_are_multiplied(kind):
+    made = times(np.array([1.5, -2.0]).astype(np.dtype(kind)), 2.0)
+    assert str(made.dtype) == kind
+    np.testing.assert_array_equal(made.astype(np.float64), [3.0, -4.0])
+
+
+def test_a_stage_reads_the_data_and_what_waits_in_every_batch():
+    look = looked("a = MatMul(x, w) t = Tanh(a) s = Add(t, x) y = MatMul(s, v)")
+    pieces = in_pieces(look, limit=1)
+    first, second = pieces.plan.stages
+    assert second.inputs == ("a", "x")
+    runner = Runner(look.graph, pieces.plan, needed({"x": X}, {"x": 2 * X}), {})
+    for index, (stage, wanted) in enumerate([(first, ("a",)), (second, ("y",))]):
+        runner.run(index, pieces.builder(stage, runner.types(stage)).finish(wanted, ()))
+    for number, x in enumerate([X, 2 * X]):
+        expected = (np.tanh(x.astype(np.float64) @ normal(4, 4)) + x) @ normal(4, 4, seed=1)
+        np.testing.assert_allclose(to_numpy(runner.frontier.get(number, "y")), expected, rtol=1e-4, atol=1e-5)
+    runner.close()

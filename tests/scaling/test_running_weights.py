@@ -1,6 +1,7 @@
 """A weight on its way to the file: how it runs, and what fits its type."""
 
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -141,3 +142,13 @@ def test_a_weight_at_the_edge_of_float32():
     found = ran(weight.copy())
     assert (found.array.astype(np.float64) ** 2).mean() == pytest.approx(2 / 4, rel=1e-3)
     assert found.factor == pytest.approx(math.sqrt(0.5 / (weight.astype(np.float64) ** 2).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_weight_runs_in_the_layout_that_its_reader_sees(dropped):
+    """A Dropout in front of the views reads the stored layout."""
+    graph = graph_of("g (float[N,4] x) => (y) { t = Transpose(w) y = MatMul(x, t) }", w=normal(3, 4))
+    (layer,) = layers_of(graph).layers.layers
+    running = RunningWeight(normal(3, 4), 1.0)
+    found = running.seen(replace(layer.weight, dropped=dropped))
+    np.testing.assert_array_equal(found, normal(3, 4) if dropped else normal(3, 4).T)

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from helpers import model, normal
 from lsuv_cli.errors import ModelError
 from lsuv_cli.scaling import runtime
+from lsuv_cli.scaling.translation import Unsupported
 
 ALWAYS = ["MatMulScaleFusion", "GemmTransposeFusion"]
 NORM = "BatchNormalization<training_mode={}>(x, one, one, one, one)"
@@ -141,3 +142,12 @@ def test_large_weights_become_inputs_and_small_ones_stay(monkeypatch):
     graph = onnx.ModelProto.FromString(given[0]).graph
     assert [i.name for i in graph.input] == ["x", "w"]
     assert [t.name for t in graph.initializer] == ["c"]
+
+
+def test_a_model_runs_as_it_is_unless_optimizers_are_asked_for():
+    """onnxruntime has no Dropout of opset 6, but its optimizers remove one that drops nothing."""
+    proto = model("g (float[N,2] x) => (y) { n = Neg(x) d = Dropout<is_test=1>(n) y = Neg(d) }", opset=6)
+    x = normal(3, 2)
+    with pytest.raises(Unsupported):
+        runtime.run_whole(proto.SerializeToString(), {"x": x}, 1)
+    np.testing.assert_array_equal(runtime.run_whole(proto.SerializeToString(), {"x": x}, 1, optimized=True)["y"], x)

@@ -90,6 +90,7 @@ def of(variance, mean=0.0):
         ([1e-9, 1e-9], 1000.0, [[1, 1]], [True, True]),  # beside E[y²] = 10⁶
         ([1e-13, 4], 0, [[1], [1]], [False, False]),  # each group by itself
         ([1, 2], 0, [[0, 1]], [True, False]),
+        ([1, 1e-13], 0, [[100, 1]], [False, False]),  # a long row gives a large one
     ],
 )
 def test_dead_channels(variance, mean, lengths, dead):

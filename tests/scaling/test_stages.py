@@ -12,7 +12,9 @@ from lsuv_cli import initialize
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
 from lsuv_cli.model.file import load
-from lsuv_cli.scaling.stages import in_pieces
+from lsuv_cli.scaling.residuals import Sum
+from lsuv_cli.scaling.stages import cut, in_pieces
+from working_copies import graph_of
 
 X = normal(64, 8, seed=1)
 
@@ -243,3 +245,17 @@ def test_a_large_model_is_verified_in_pieces_that_keep_to_the_limit(limit, piece
     plan = in_pieces(graph, layers.find(graph).layers, limit)
     assert [len(stage.layers) for stage in plan.stages] == pieces
     assert [layer.weight.base for stage in plan.stages for layer in stage.layers] == list(weights)
+
+
+def test_a_layer_that_bounds_a_sum_waits_for_the_true_values_of_the_stream():
+    """The stream is known in stage 2, because a Tanh and a scale stand before it; the branch would be in stage 0."""
+    text = """g (float[N,8] x) => (y) {
+        a = MatMul(x, A) t = Tanh(a) s = MatMul(t, S)
+        b = MatMul(x, B) p = Relu(b) c = MatMul(p, C) q = Relu(c) d = MatMul(q, D) y = Add(s, d) }"""
+    graph = graph_of(text, **squares("ABCDS"))
+    found = layers.find(graph).layers
+    bounded = Sum("y", "y", "s", "d", "d", 1, 1, 2)
+    plain, held = (cut(graph, found, sums=sums) for sums in ({}, {"d": bounded}))
+    assert (plain.stage_of["d"], held.stage_of["d"]) == (0, 2)
+    assert "s" in held.stages[2].inputs
+    assert held.sums == {"d": bounded}

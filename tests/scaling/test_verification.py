@@ -12,12 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 from helpers import normal
 from lsuv_cli.errors import ModelError
 from lsuv_cli.model.prepare import layers_of
-from lsuv_cli.scaling import verification
-from lsuv_cli.scaling.gauges import Units
+from lsuv_cli.scaling import runtime, verification
+from lsuv_cli.scaling.gauges import Gauge, Sounding, Units
 from lsuv_cli.scaling.precision import ALL, HALF, has_half, retyped_node, retyped_type, stored_types
 from lsuv_cli.scaling.providers import PROVIDERS, Device
 from lsuv_cli.scaling.runner import Pass
 from lsuv_cli.scaling.shares import common_type
+from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
+from lsuv_cli.scaling.verification import Wanted
 from working_copies import graph_of
 
 CPU = Device(PROVIDERS["cpu"], 0, 1)
@@ -361,3 +363,125 @@ def test_the_gauge_of_a_layer(body, shape, by_channel, plane, equal):
     found = verification._Measuring._gauge(measuring, layer, SimpleNamespace(steps=[]), sounding)
     assert (found.value, found.name, found.divisor) == ("y", "own:layer7", 1.0)
     assert (found.is_plane, found.equal_groups, found.channels is not None) == (plane, equal, by_channel)
+
+
+def test_the_weights_of_a_session_are_all_there_are_up_to_256_mib(monkeypatch):
+    graph = made("y = MatMul(x, w)", w=normal(4, 4))
+    assert verification.weights_at_once(graph) == 64
+    monkeypatch.setattr(verification, "VERIFY_BYTES", 40)
+    assert verification.weights_at_once(graph) == 40
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "disputed"),
+    [
+        ((0.0, 1.0), (0.0, 1.0), False),
+        ((0.0, 1.0), (0.0, 1.009), False),  # within ten times the accuracy of 1e-3
+        ((0.0, 1.0), (0.0, 1.011), True),
+        ((0.0, 1.0), (0.0, 0.989), True),
+        ((0.0, 100.0), (0.0, 100.9), False),
+        ((1e4, 1.0), (1e4, 1.1), False),  # the mean's rounding is 1e-9·1e8
+        ((1e4, 1.0), (1e4, 1.2), True),
+        ((0.0, 1.0), (0.0, np.inf), True),
+        ((0.0, np.nan), (0.0, 1.0), True),
+        ((0.0, np.nan), (0.0, np.nan), False),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 10), (4, 1), (0, 10)])
+def test_a_layer_is_disputed_whose_variance_optimizers_change(there, here, disputed, shape):
+    sounding = Sounding(shape, there[0], there[1], 1.0)
+    gauge = Gauge("y", "own", False, sounding, careful=True)
+    mean, variance = here[0] - gauge.shift, here[1]
+    numbers = [np.full(4, mean), np.full(4, variance + mean**2), np.array(40)]
+    session = SimpleNamespace(model=SimpleNamespace(feeds={"x": "x"}), run=lambda values: ({}, [numbers]))
+    few = SimpleNamespace(value=lambda number, batch, name: batch[name])
+    state = SimpleNamespace(few=few, needs=SimpleNamespace(few={"x": 1}, accuracy=1e-3))
+    found = verification._Measuring._checked(state, session, {"y": gauge})
+    assert list(found) == (["y"] if disputed and 0 not in shape else [])
+    assert all(value is sounding.variance for value in found.values())
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a file of this opset, and tells what onnxruntime was asked for; `fails` raises for what is unoptimized."""
+
+    def go(opset=18, path="m.onnx", large=False, fails=None):
+        asked = []
+
+        def run_whole(model, few, threads, *, optimized=False):
+            asked.append(("optimized " if optimized else "") + (model if isinstance(model, str) else "bytes"))
+            if fails is not None and not optimized:
+                raise fails
+            return {"y": 1}
+
+        def bare(proto):
+            asked.append("without weights")
+            if fails is not None:
+                raise fails
+
+        monkeypatch.setattr(runtime, "run_whole", run_whole)
+        monkeypatch.setattr(runtime, "open_without_weights", bare)
+        monkeypatch.setattr(verification, "VERIFY_BYTES", 63 if large else 64)
+        proto = SimpleNamespace(opset_import=[helper.make_opsetid("", opset), helper.make_opsetid("other", 1)])
+        file = SimpleNamespace(path=path, proto=proto, chunks=lambda: [b"ab", b"cd"])
+        look = SimpleNamespace(graph=made("y = MatMul(x, w)", w=normal(4, 4)))
+        needs = SimpleNamespace(few={}, device=SimpleNamespace(threads=1))
+        return verification._open(file, look, needs), asked
+
+    return go
+
+
+def test_a_file_is_opened_by_its_path_as_bytes_or_without_its_weights(opened):
+    assert opened() == (({"y": 1}, []), ["m.onnx"])
+    assert opened(path=None) == (({"y": 1}, []), ["bytes"])
+    assert opened(path="m\udcff.onnx") == (({"y": 1}, []), ["bytes"])  # a name that is not UTF-8
+    assert opened(large=True) == (({}, []), ["without weights"])
+    assert opened(large=True, path=None) == (({}, []), ["without weights"])
+
+
+def test_a_file_that_the_cpu_has_no_kernels_for_has_no_outputs_to_compare(opened):
+    assert opened(fails=Unsupported("no kernel")) == (({}, []), ["m.onnx"])
+    assert opened(fails=Unsupported("no kernel"), large=True) == (({}, []), ["without weights"])
+    (outputs, (warning,)), _ = opened(fails=UnknownOperator("Odd is not known"))
+    assert outputs == {}
+    assert warning.startswith("Odd is not known; ")
+
+
+def test_a_file_of_an_old_operator_set_is_run_as_optimizers_leave_it(opened):
+    assert opened(opset=6, fails=Unsupported("no kernel")) == (({"y": 1}, []), ["m.onnx", "optimized m.onnx"])
+    with pytest.raises(Unsupported):
+        opened(opset=6, fails=Unsupported("no kernel"), large=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "trains", "random"),
+    [
+        ("y = MatMul(x, w)", False, False),
+        ("r = RandomNormalLike(x) s = Add(x, r) y = MatMul(s, w)", False, True),
+        ("n, p, q = BatchNormalization<training_mode=1>(x, one, one, one, one) y = MatMul(n, w)", True, False),
+        ("n = BatchNormalization<training_mode=0>(x, one, one, one, one) y = MatMul(n, w)", False, False),
+    ],
+)
+def test_models_that_give_other_values_in_every_run(body, trains, random):
+    look = layers_of(made(body, w=normal(4, 4), one=np.ones(4, "f")))
+    batch = {"x": normal(6, 4), "i": np.arange(3)}
+    measuring = verification._Measuring(look, Pass([batch], CPU, 1 << 20, lambda *_: None, 1e-3, batch), {}, Wanted())
+    assert (measuring.trains, measuring.random) == (trains, random)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "rows", "equal_samples"),
+    [
+        ([(6, 4), (6, 4)], None, True),
+        ([(6, 4), (2, 4)], (6, 2), True),
+        ([(6, 4), (6, 9)], (6, 6), False),  # longer sequences
+    ],
+)
+def test_batches_whose_samples_have_one_shape(shapes, rows, equal_samples):
+    look = layers_of(graph_of("g (float[N,T] x) => (y) { u = Unsqueeze(x, one) y = Conv(u, w) }",
+                              one=np.array([1]), w=normal(2, 1, 3)))  # fmt: skip
+    batches = [{"x": normal(*shape)} for shape in shapes]
+    measuring = verification._Measuring(
+        look, Pass(batches, CPU, 1 << 20, lambda *_: None, 1e-3, batches[0]), {}, Wanted()
+    )
+    assert (measuring.rows, measuring.equal_samples) == (rows, equal_samples)

@@ -83,6 +83,13 @@ def test_an_earlier_turn_is_undone_where_the_stored_weight_has_it(keep, value):
     assert found == value
 
 
+def test_an_earlier_turn_of_each_channel_is_undone_channel_by_channel():
+    draft: Any = Stored()
+    undone = Turn(1.0, 4.0, ratios=np.array([1.0, 2.0, 0.5, 4.0]))
+    written(Solution(status=Status.DEAD), keep=True, undone=undone, stored=draft)
+    np.testing.assert_allclose(draft["w"], np.broadcast_to([0.25, 0.125, 0.5, 0.0625], (4, 4)))
+
+
 @pytest.mark.parametrize(("scale", "cast", "status"), [(1e5, "", Status.OK), (1e5, "10", Status.OVERFLOW),
                                                       (1e39, "", Status.OVERFLOW), (1e4, "10", Status.OK)])  # fmt: skip
 def test_a_scaled_weight_must_fit_every_type_it_is_read_in(scale, cast, status):

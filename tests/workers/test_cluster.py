@@ -93,3 +93,30 @@ def test_more_workers_than_cuda_devices(monkeypatch):
     monkeypatch.setattr(devices, "unfit", lambda name, index: "" if index < 2 else f"no device {index}")
     with pytest.raises(LsuvError, match="`workers=3` wants a CUDA device for each: no device 2"):
         cluster._gpus(Settings(device="auto", workers=3))
+
+
+TRACEBACK = """Initialization failure from server:
+Traceback (most recent call last):
+  File "proxier.py", line 772, in Datapath
+    raise RuntimeError(
+RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.
+"""
+
+
+class RayWithoutRoom:
+    @staticmethod
+    def is_initialized() -> bool:
+        return False
+
+    @staticmethod
+    def init(**_: object) -> None:
+        raise ConnectionAbortedError(TRACEBACK)
+
+
+def test_of_a_servers_traceback_the_end_is_told(monkeypatch):
+    monkeypatch.setattr(cluster, "_module", lambda settings: RayWithoutRoom)
+    monkeypatch.setattr(cluster, "_address_here", lambda: "auto")
+    with pytest.raises(LsuvError) as problem, cluster.opened(Settings(workers="auto")):
+        pass
+    assert "(RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err" in str(problem.value)
+    assert "Traceback" not in str(problem.value)

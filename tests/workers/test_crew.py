@@ -20,7 +20,7 @@ from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.data.reading import read
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.scaling.devices import open_device
-from lsuv_cli.workers.worker import Sight, Worker
+from lsuv_cli.workers.worker import Ran, Sight, Worker
 from shell import lsuv
 from stories import BATCH, SAMPLES, STORIES, bits, figures, tanhs
 
@@ -63,10 +63,24 @@ def test_every_worker_runs_each_stage_once(engine):
     assert runs.count((2, "run")) == report.stages + 1
 
 
-def test_a_stage_that_is_measured_again_stops_after_the_first_batch(engine):
-    graph, data, settings = STORIES["images"]
-    initialize(graph, data, workers=2, **ONE, **settings)
-    assert (2, "run") in engine.calls
+def test_a_stage_that_is_measured_again_stops_after_the_first_batch(engine, monkeypatch):
+    ran: list[tuple[int, int]] = []
+    real = Worker.run
+
+    def run(self, work, share, *given):
+        done = real(self, work, share, *given)
+        assert isinstance(done, Ran)
+        ran.append((share, len(done.sums)))
+        return done
+
+    monkeypatch.setattr(Worker, "run", run)
+    graph = model("x (float[N,16] x) => (y) { far = Add(x, shift) y = MatMul(far, w) }",
+                  w=normal(16, 1), shift=np.array(1e4, np.float32))  # fmt: skip
+    one = initialize(graph, normal(SAMPLES, 16), **ONE)
+    ran.clear()
+    assert bits(initialize(graph, normal(SAMPLES, 16), workers=2, **ONE)) == bits(one)
+    assert (0, 1) in ran  # the worker that has the very first batch stopped behind it
+    assert (0, 5) in ran
 
 
 def test_weights_go_into_the_object_store_once_for_each_stage(engine):
@@ -130,6 +144,13 @@ def test_work_that_loses_every_worker_is_an_error_of_one_line(monkeypatch):
     lost = [(number, "run") for number in range(2, 9)]
     with installed(monkeypatch, Engine(lost_at=lost)), pytest.raises(LsuvError, match="3 workers were lost"):
         initialize(tanhs(), normal(SAMPLES, 16), workers=2, **ONE)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_told_as_that(monkeypatch):
+    with installed(monkeypatch, Engine(lost_at=[(2, "place")])), pytest.raises(LsuvError) as problem:
+        initialize(tanhs(), normal(SAMPLES, 16), workers=2, **ONE)
+    assert str(problem.value).startswith("a worker ended while it started (it was killed)")
+    assert "lsuv-cli" not in str(problem.value)  # it is no matter of versions
 
 
 def test_an_error_in_a_worker_is_the_error_of_one_process(engine):

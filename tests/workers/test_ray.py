@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ import pytest
 from growth import assert_memory_does_not_grow
 from helpers import normal
 from lsuv_cli import compare, initialize, inspect, measure
+from lsuv_cli.version import __version__
+from lsuv_cli.workers import cluster
 from shell import LSUV
 from stories import BATCH, SAMPLES, STORIES, bits, figures, tanhs
 
@@ -36,7 +40,9 @@ def ray():
     module = pytest.importorskip("ray", reason="Ray is not installed (pip install .[ray])")
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     module.init(num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    yield module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "START_SECONDS", 600.0)  # there is room for three, however long they take to start
+        yield module
     module.shutdown()
 
 
@@ -100,7 +106,7 @@ class Run:
 
     def at_work(self, process: subprocess.Popen[str], count: int = 2) -> list[int]:
         """The processes of the workers, once they run stages."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while time.monotonic() < end and process.poll() is None:
             found = [pid for pid in below(process.pid) if title(pid).startswith("ray::Worker.run")]
             if len(found) >= count:
@@ -135,7 +141,7 @@ def alive(pids: list[int]) -> list[str]:
     return [title(pid) for pid in pids if title(pid)]
 
 
-def assert_nothing_is_left(run: Run, pids: list[int], seconds: float = 15.0) -> None:
+def assert_nothing_is_left(run: Run, pids: list[int], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while alive(pids) and time.monotonic() < end:
         time.sleep(0.1)
@@ -184,7 +190,7 @@ def test_the_drivers_memory_stays_at_a_stages_weights(tmp_path):
 
 def test_a_cluster_that_is_not_there_is_told_at_once_and_in_one_line(tmp_path):
     run = Run(tmp_path)
-    _, err = run.start("ray://127.0.0.1:1").communicate(timeout=60)
+    _, err = run.start("ray://127.0.0.1:1").communicate(timeout=300)
     assert err.startswith("lsuv: --workers ray://127.0.0.1:1: no Ray cluster could be joined (")
     assert "Connection refused" in err
     assert err.count("\n") == 1
@@ -212,14 +218,14 @@ def test_after_the_driver_is_ended_nothing_is_left(number, tmp_path):
     run.at_work(process)
     started = below(process.pid)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == (130 if number is not signal.SIGKILL else -signal.SIGKILL)
     assert not run.output.exists()
     if number is not signal.SIGKILL:
         assert err == "lsuv: interrupted; nothing was written\n"
         assert_nothing_is_left(run, started)
     else:
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while alive(started) and time.monotonic() < end:
             time.sleep(0.1)
         assert alive(started) == []
@@ -227,10 +233,60 @@ def test_after_the_driver_is_ended_nothing_is_left(number, tmp_path):
 
 def test_after_a_run_nothing_is_left(tmp_path):
     run = Run(tmp_path)
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    place = place.rename(str(place).ljust(cluster.LONGEST_PLACE, "_"))  # the longest in which Ray's sockets find room
+    run.environment["TMPDIR"] = str(place)
     process = run.start()
     run.at_work(process, 1)
+    assert any(path.name.startswith(".lsuv-") for path in place.iterdir())
     started = below(process.pid)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert run.output.read_bytes() == run.one()
     assert_nothing_is_left(run, started, seconds=1.0)
+    assert {path.name for path in place.iterdir()} <= {".ses"}  # onnxruntime's own, from its import
+    shutil.rmtree(place)
+
+
+def test_when_rays_server_is_killed_one_line_says_so(tmp_path):
+    run = Run(tmp_path, depth=6, size=256, samples=4000)
+    process = run.start()
+    run.at_work(process, 1)
+    started = below(process.pid)
+    (raylet,) = [pid for pid in started if title(pid).partition("\0")[0].endswith("/raylet")]
+    os.kill(raylet, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.startswith("lsuv: ")
+    assert "Ray, whose own processes ended or were killed" in err
+    assert err.endswith("; nothing was written\n")
+    assert err.count("\n") == 1
+    assert not run.output.exists()
+    assert_nothing_is_left(run, started)
+
+
+WITHOUT_THE_PACKAGE = """
+import sys
+
+import ray
+
+from lsuv_cli import initialize
+from lsuv_cli.errors import LsuvError
+
+ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False,
+         runtime_env={"worker_process_setup_hook": "hidden.hide"})
+try:
+    initialize("m.onnx", "c.npy", device="cpu", threads=1, workers=1)
+except LsuvError as problem:
+    print(problem)
+"""
+
+
+def test_a_node_without_the_package_is_told_to_have_it(tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / "hidden.py").write_text("import sys\n\n\ndef hide():\n    sys.modules['lsuv_cli'] = None\n")
+    environment = {**run.environment, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "TMPDIR": "/tmp"}
+    words = [sys.executable, "-c", WITHOUT_THE_PACKAGE]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("a worker does not start ("), done.stderr
+    assert done.stdout.endswith(f"every node needs lsuv-cli {__version__}\n")

@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "workers")]
 
 LSUV = [sys.executable, "-c", "from lsuv_cli.cli import main; main()"]
-RAY = [str(Path(sys.executable).parent / "ray")]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]  # the command `ray`, of this Python
 ADDRESSES = {"one": "10.77.0.1", "two": "10.77.0.2"}
 PARTS = ["auto", "ray", "bytes", "list", "lost"]
 ENVIRONMENT = {
@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_raylet_start_wait_time_s": "120",
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",  # and more than the 30 for a server of ray://
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "disabled",  # nobody else is in this network
 }
