@@ -23,6 +23,8 @@ sys.path.insert(0, str(HERE))
 
 import cuda_libraries  # noqa: E402
 
+from lsuv_cli.scaling import drivers  # noqa: E402
+
 pytestmark = pytest.mark.cuda_runtime
 
 MAIN = "from lsuv_cli.cli import main; main()"
@@ -133,10 +135,27 @@ def test_a_card_too_old_for_cudnn_is_told_even_if_cudnn_does_not_say_so(librarie
     assert "the card (compute capability 7.0) is too old" in done.err
 
 
-def test_without_cudnn_the_probe_says_so(libraries, mlp, tmp_path):
+def without(libraries: Path, word: str, folder: Path) -> Path:
+    """A folder with all libraries but those with a word in their names."""
     for library in libraries.glob("lib*"):
-        if "cudnn" not in library.name:
-            (tmp_path / library.name).symlink_to(library)
+        if word not in library.name:
+            (folder / library.name).symlink_to(library)
+    return folder
+
+
+def test_without_cublas_the_missing_libraries_are_named(libraries, mlp, tmp_path):
+    if drivers.load("libcublas.so.13"):
+        pytest.skip("there is a real cuBLAS here")
+    done = run(without(libraries, "cublas", tmp_path), tmp_path, *check(mlp, "--device", "cuda"), code=MAIN)
+    assert done.code == 2
+    assert done.err == (
+        "lsuv: --device cuda cannot be used: CUDA's libraries cannot be loaded (libcublas.so.13, libcublasLt.so.13); "
+        "pip install 'lsuv-cli[cuda]' brings them\n"
+    )
+
+
+def test_without_cudnn_the_probe_says_so(libraries, mlp, tmp_path):
+    without(libraries, "cudnn", tmp_path)
     done = run(tmp_path, tmp_path, *check(mlp, "--device", "cuda"), code=MAIN)
     assert done.code == 2
     assert "cuDNN 9 cannot be loaded; pip install 'lsuv-cli[cuda]' brings it" in done.err

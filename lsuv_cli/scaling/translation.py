@@ -22,6 +22,11 @@ OUT_OF_MEMORY = re.compile(
     r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|bad_alloc|out of memory",
     re.IGNORECASE,
 )
+# A value that WebGPU has no buffer for, or needs more buffers for than a shader may have (128 MiB each with Mesa 25's
+# software driver, 16 of them, those of all inputs and outputs together).
+TOO_LARGE = re.compile(
+    r"Failed to create GPU buffer|exceeds the max buffer size limit|Too many storage buffers in shader"
+)
 
 
 class Unsupported(ModelError):
@@ -33,7 +38,7 @@ class UnknownOperator(ModelError):
 
 
 class OutOfMemory(ModelError):
-    """A device ran out of memory."""
+    """A device ran out of memory, or has no place for a value so large."""
 
 
 @contextlib.contextmanager
@@ -49,6 +54,10 @@ def translated(what: str = "onnxruntime cannot run the model", device: Device | 
             raise Unsupported(f"onnxruntime cannot run the model here: {one_line(problem)}") from problem
         if OUT_OF_MEMORY.search(text):
             raise OutOfMemory(_out_of_memory(device)) from problem
+        if device is not None and TOO_LARGE.search(text):
+            raise OutOfMemory(
+                f"a value of this batch is too large for {device}; use a smaller `batch_size`, or `device=cpu`"
+            ) from problem
         kind_of_error = UnknownOperator if "is not a registered function/op" in text else ModelError
         raise kind_of_error(f"{what}: {one_line(problem)}") from problem
 

@@ -330,6 +330,31 @@ def test_out_of_memory_in_every_form_names_an_option_that_helps(text, name):
     assert ("`device=cpu`" in str(told.value)) == (name != "cpu")
 
 
+TOO_LARGE = [
+    "Non-zero status code returned while running Mul node. Name:'' Status Message: numbers_storage_buffers_ <= "
+    "limits_.maxStorageBuffersPerShaderStage was false. Too many storage buffers in shader. Current: 18, Max is 16",
+    "Failed to create GPU buffer: size=4294967296",
+    "Buffer size (4294967296) exceeds the max buffer size limit (1073741824).",
+]
+
+
+@pytest.mark.parametrize("text", TOO_LARGE)
+def test_a_value_that_is_too_large_for_the_device_names_an_option_that_helps(text):
+    """onnxruntime-ep-webgpu 0.4.0's words; the first as it came with a value of 700 MiB."""
+    device = Device(PROVIDERS["webgpu"], 0, 1)
+    says = "^a value of this batch is too large for WebGPU device 0; use a smaller `batch_size`, or `device=cpu`$"
+    with pytest.raises(translation.OutOfMemory, match=says), translation.translated(device=device):
+        raise RuntimeError(text)
+
+
+def test_the_probe_on_a_device_whose_memory_is_full(monkeypatch):
+    def full(device, array):
+        raise translation.OutOfMemory("")
+
+    monkeypatch.setattr(devices, "value_on", full)
+    assert devices.probe(PROVIDERS["cpu"], 0) == "the memory of CPU, 1 thread is full; end other work on it"
+
+
 @pytest.mark.parametrize("step", ["run", "out", "in", "spill", "get"])
 def test_out_of_memory_is_recognized_at_every_step(step, monkeypatch):
     proto = model("g (float[N,8] x) => (y) { y = Relu(x) }")
