@@ -314,9 +314,9 @@ class Builder:
         return value
 
     def _viewed(self, plain: Array) -> Value:
-        """A constant behind one to three nodes that only rename elements."""
+        """A constant behind one to three nodes that only rename or repeat elements."""
         shape = plain.shape
-        form = self.pick(["Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "two"])
+        form = self.pick(["Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "two", "repeated"])
         if form == "Transpose":
             order = [int(k) for k in self.rng.permutation(len(shape))]
             stored = self.store(np.ascontiguousarray(plain.transpose(np.argsort(order))))
@@ -330,6 +330,13 @@ class Builder:
         if form == "Unsqueeze" and 1 in shape:
             axis = shape.index(1)
             return self.with_axes("Unsqueeze", self.store(plain.squeeze(axis)), [axis], 13)
+        if form == "repeated":
+            axis = self.number(0, len(shape) - 1)
+            if self.opset >= 8 and self.chance(0.5):
+                return self.op("Expand", self.store(plain.take([0], axis)), self.numbers(*shape))
+            if self.opset >= 6 and shape[axis] % 2 == 0:
+                times = [2 if k == axis else 1 for k in range(len(shape))]
+                return self.op("Tile", self.store(np.split(plain, 2, axis)[0]), self.numbers(*times))
         if form == "Flatten" and len(shape) == 2:
             return self.op("Flatten", self.store(plain.reshape(shape[0], 1, -1)))
         return self.op("Identity", self.store(plain))
