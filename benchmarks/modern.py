@@ -13,7 +13,7 @@ default     as PyTorch makes the network
 kaiming     Kaiming-normal weights for ReLU, biases zero
 orthogonal  orthogonal weights times √2, biases zero
 lsuv        `lsuv_` of lsuv_cli.torch; lsuv+center, lsuv+channel, lsuv+bounded: its options
-own         SIREN: the initialization of its authors
+own         SIREN: the initialization of its authors; lsuv+target: LSUV with the target variance 1/900
 norm        PyTorch's own, with batch or layer normalization; norm+lsuv: the same network after `lsuv_`
 """
 
@@ -40,6 +40,7 @@ LSUV: dict[str, dict[str, Any]] = {
     "lsuv+center": {"bias": "center"},
     "lsuv+channel": {"scale": "channel"},
     "lsuv+bounded": {"residual": "bounded"},
+    "lsuv+target": {"target_variance": 1 / 900},  # SIREN: its sines take 30 times the output of a layer
 }
 INITS = modern_tables.INITS
 NORMALIZED = ("norm", "norm+lsuv")
@@ -95,7 +96,7 @@ class Runs:
             left_out = (
                 (init in NORMALIZED and not self.setting.normalized)
                 or (init == "lsuv+bounded" and not self.setting.residual)
-                or (init == "own" and self.setting.own is None)
+                or (init in {"own", "lsuv+target"} and self.setting.own is None)
             )
             if not left_out:
                 yield init

@@ -22,6 +22,7 @@ INITS = (
     "lsuv+center",
     "lsuv+channel",
     "lsuv+bounded",
+    "lsuv+target",
     "norm",
     "norm+lsuv",
 )

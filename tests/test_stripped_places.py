@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from helpers import model, normal
 from shell import lsuv
@@ -14,20 +14,27 @@ TEXT = """g (float[N,8] x, bool c) => (float[N,8] y) {
     k = Constant<value = float[1] {0.0}>() n = Constant<value_floats=[1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8]>()
     a = MatMul(x, w) b = Add(a, n) h = Cast<to=10>(b) i = MatMul(h, half) j = Cast<to=1>(i) l = MatMul(j, k)
     d = local.f(l)
-    z = If (c) <then_branch = t () => (p) { p = MatMul(d, v) }, else_branch = e () => (q) { q = Relu(d) }>
+    o = Scan<num_scan_inputs=1, body = s (float[8] si) => (float[8] so) { so = MatMul(si, within) }>(d)
+    z = If (c) <then_branch = t () => (p) { p = MatMul(o, v) }, else_branch = e () => (q) { q = Relu(o) }>
     y = MatMul(z, v) }
     <domain: "local", opset_import: ["" : 18]>
-    f (p) => (r) { u = Constant<value = float[1] {0.0}>() m = MatMul(p, u) r = Relu(m) }"""
+    f <t> (p) => (r) { u = Constant<value = float[1] {0.0}>() m = MatMul(p, u) i = Constant<value: tensor = @t>()
+        j = MatMul(m, i) r = Relu(j) }"""
 LIST = np.array([1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8], np.float32)
 
 
 def places():
-    """A model, and all of its tensors: the branch's v hides the graph's."""
-    held = {name: normal(8, 8, seed=20 + k) for k, name in enumerate(["w", "v", "k", "u", "inner"])}
+    """A model, and all of its tensors: the branch's v hides the graph's, t is the default of a function's attribute."""
+    held = {name: normal(8, 8, seed=20 + k) for k, name in enumerate(["w", "v", "k", "u", "inner", "t", "within"])}
     held["half"] = normal(8, 8, seed=30, dtype=np.float16)
     made = model(TEXT, **{name: held[name] for name in ("w", "v", "half")})
     made.graph.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(held["k"], "k"))
     made.functions[0].node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(held["u"], "u"))
+    del made.functions[0].attribute[:]
+    made.functions[0].attribute_proto.append(helper.make_attribute("t", numpy_helper.from_array(held["t"], "t")))
+    (scanning,) = [node for node in made.graph.node if node.op_type == "Scan"]
+    (body,) = [held_graph.g for held_graph in scanning.attribute if held_graph.name == "body"]
+    body.initializer.append(numpy_helper.from_array(held["within"], "within"))
     (branching,) = [node for node in made.graph.node if node.op_type == "If"]
     branching.attribute[0].g.initializer.append(numpy_helper.from_array(held["inner"], "v"))
     sparse = made.graph.sparse_initializer.add(dims=[8, 8])

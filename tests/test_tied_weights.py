@@ -15,7 +15,7 @@ def statuses(report):
 
 def test_what_init_calls_tied_check_calls_tied_too():
     text = "g (float[N,8] x) => (y) { a = MatMul(x, w) r = Relu(a) s = Add(r, one) y = MatMul(s, w) }"
-    done = initialize(model(text, w=normal(8, 8), one=np.float32([3])), X)
+    done = initialize(model(text, w=normal(8, 8), one=np.full(1, 3, np.float32)), X)
     found = variances(done.model, {"x": X})
     assert abs(found["a"] - 1) < 0.001
     assert abs(found["y"] - 1) > 0.1  # so that there is something to judge
@@ -37,5 +37,5 @@ def test_a_first_use_without_signal_is_judged_by_the_live_uses(scale, status):
     """A recurrence from a zero state: the first product is zero whatever the weight is."""
     text = "g (float[N,8] x) => (y, a) { z = Mul(x, zero) a = MatMul(z, w) b = Add(a, x) y = MatMul(b, w) }"
     w = np.linalg.qr(normal(8, 8))[0] / X.std() * scale
-    report = measure(model(text, w=w.astype(np.float32), zero=np.float32([0])), X, tol=0.1)
+    report = measure(model(text, w=w.astype(np.float32), zero=np.zeros(1, np.float32)), X, tol=0.1)
     assert statuses(report) == status

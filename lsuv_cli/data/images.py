@@ -60,14 +60,21 @@ def find(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path] if path.suffix.lower() in SUFFIXES and path.is_file() else []
     found, arrays = _inside(path), files.inside(path)
-    if found and arrays:
-        raise DataError(f"{path}: holds images ({found[0].name}) and arrays ({arrays[0].name}); give one of them")
+    _refuse_both(path, found, arrays)
     if found or arrays or files.test_sets(path):
         return found
     folders = sorted(Path(folder) for folder, *_ in os.walk(path))
     shown = [folder for folder in folders if not any(part.startswith(".") for part in folder.relative_to(path).parts)]
     classes = [_inside(folder) for folder in shown]
-    return [image for turn in itertools.zip_longest(*classes) for image in turn if image is not None]
+    found = [image for turn in itertools.zip_longest(*classes) for image in turn if image is not None]
+    _refuse_both(path, found, [array for folder in shown for array in files.inside(folder)])
+    return found
+
+
+def _refuse_both(path: Path, images: list[Path], arrays: list[Path]) -> None:
+    if images and arrays:
+        image, array = (found[0].relative_to(path) for found in (images, arrays))
+        raise DataError(f"{path}: holds images ({image}) and arrays ({array}); give one of them")
 
 
 def _inside(directory: Path) -> list[Path]:
@@ -83,6 +90,9 @@ def arrays(found: list[Path], spec: InputSpec, options: ImageOptions) -> list[St
         raise DataError(f"{found[0]} is an image, and images need Pillow: pip install 'lsuv-cli[images]'") from None
     layout = _layout(spec, options)
     for name, values in (("mean", options.mean), ("std", options.std)):
+        if layout.dtype.kind != "f" and values != getattr(ImageOptions(), name):
+            wanted = f"input {spec.name!r} {spec.wanted} takes pixels from 0 to 255 as they are"
+            raise DataError(f"`{name}` is for inputs of floats, and {wanted}; leave it out")
         if len(values) not in {1, layout.channels}:
             raise DataError(f"`{name}` has {len(values)} values, input {spec.name!r} has {layout.channels} channels")
     if min(options.std) <= 0:
@@ -106,6 +116,11 @@ def _layout(spec: InputSpec, options: ImageOptions) -> ImageLayout:
     height, width = (side if isinstance(side, int) and side > 0 else options.size for side in sides)
     if height is None or width is None:
         raise DataError(f"input {spec.name!r} {spec.wanted} leaves the size of an image open; give it with `size`")
+    if options.size is not None and options.size < min(height, width):
+        least = min(height, width)
+        raise DataError(
+            f"`size` {options.size} is below that of input {spec.name!r} {spec.wanted}; give at least {least}"
+        )
     assert isinstance(channels, int)
     return ImageLayout(channels, height, width, last, spec.fed_dtype)
 

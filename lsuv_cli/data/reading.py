@@ -159,6 +159,6 @@ def _same(parts: Sequence[InputColumn]) -> InputColumn:
     if len(parts) > 1 or not (column.feed is Feed.SAME or column.is_one_run):
         raise DataError(
             f"{column.parts[0].where}: beside a loader or random data only data that is the same in every run is "
-            f"taken, of the shape {column.spec.wanted}; leave out {column.spec.name}="
+            f"taken, of the shape {column.spec.wanted}; leave this file out"
         )
     return replace(column, feed=Feed.SAME)

@@ -24,7 +24,7 @@ from onnx import NodeProto
 
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.model import matrices
-from lsuv_cli.model.constants import Constants, LeftAlone, Weight
+from lsuv_cli.model.constants import Constants, LeftAlone, Weight, is_view
 from lsuv_cli.model.flatten import label, nodes_inside
 from lsuv_cli.model.graph import Graph, Unknown, attribute, is_standard
 from lsuv_cli.model.matrices import MatrixForm
@@ -39,6 +39,7 @@ CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 PRODUCTS = frozenset({"Gemm", "MatMul", "Einsum", "FusedGemm", "FusedMatMul"})
 HOMOGENEOUS_ACTIVATIONS = frozenset({"Relu", "LeakyRelu"})  # f(s·x) = s·f(x) for s > 0
 LAYER_OPS = CONVOLUTIONS | PRODUCTS
+GATHERS = frozenset({"Gather", "GatherND", "GatherElements"})
 RECURRENT_OPS = {"LSTM": 4, "GRU": 3, "RNN": 1}  # and the number of their gates
 QUANTIZED_OPS = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "DynamicQuantizeMatMul",
@@ -298,6 +299,8 @@ class _LayerFinder:
                 raise LeftAlone(f"an Einsum of {len(node.input)} operands is not a plain matrix product")
             return None
         if not any(constant[:2]):
+            if chooser := next((maker for name in node.input[:2] if (maker := self._gather(name))), ""):
+                raise LeftAlone(f"its weight is chosen by {chooser}, as the input has it")
             return None
         position = constant.index(True)
         if op in CONVOLUTIONS:
@@ -319,7 +322,7 @@ class _LayerFinder:
             bias, output = self.added_bias(op, weight, form, position, output)
         notes = [f"measured after the {activation} that is inside the {op}"] if activation else []
         if weight.place == "folded":
-            notes.append("weight folded into one tensor")
+            notes.append("weight computed from constants")
         if weight.has_equal_slices:
             notes.append("its weight has equal matrices, which stay equal")
         if weight.dropped:
@@ -334,6 +337,21 @@ class _LayerFinder:
             return ""
         constant = all(outer in self.graph.constant for outer in self.graph.captured.get(k, ()))
         return f"If {label(self.graph.nodes[k])}" if constant else ""
+
+    def _gather(self, name: str) -> str:
+        """The node that gathers a value from a stack of constant matrices (experts), as the input has it; or none."""
+        while (k := self.graph.producer.get(name)) is not None and is_view(self.graph.nodes[k]):
+            name = self.graph.nodes[k].input[0]
+        if k is None or not is_standard(node := self.graph.nodes[k]) or node.op_type not in GATHERS:
+            return ""
+        stack = node.input[0] in self.graph.constant and len(self._known_shape(node.input[0])) > 2
+        return f"{node.op_type} {label(node)}" if stack else ""
+
+    def _known_shape(self, name: str) -> Shape:
+        try:
+            return self.graph.shape(name)
+        except Unknown:
+            return ()
 
     def own_bias(self, node: NodeProto, weight: Weight) -> LayerBias | None:
         """The bias that an operator takes as its third input."""

@@ -127,14 +127,16 @@ def _open(file: ModelFile, look: Look, needs: Pass) -> tuple[dict[str, Array], l
     except UnknownOperator as problem:
         # Layers before an operator of the user's own can be measured all the same.
         return {}, [f"{problem}; what stands in front of it was measured, the file as a whole could not be opened"]
-    except Unsupported:
-        # The CPU has no kernels for bfloat16 products, say. Of an older operator set it runs no more than what its
-        # optimizers leave, such as a network without its Dropout.
+    except Unsupported as problem:
+        # Of an older operator set the CPU runs no more than what its optimizers leave, such as a network without its
+        # Dropout.
         if any(o.domain in STANDARD_DOMAINS and o.version < OLDEST_OPSET for o in file.proto.opset_import):
             if is_large:
                 raise
             return runtime.run_whole(model, needs.few, needs.device.threads, optimized=True), []
-        return {}, []
+        # It has no kernels for bfloat16 products and double convolutions, say, which other devices and programs run.
+        told = f"{problem}; the layers were measured in types that it runs, the file as a whole could not be opened"
+        return {}, [told] if needs.device.is_host else []
 
 
 class _Measuring:

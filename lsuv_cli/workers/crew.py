@@ -275,6 +275,8 @@ def _not_started(problem: BaseException) -> str:
 def _reason(problem: BaseException) -> str:
     """Ray's words in one line."""
     text = " ".join(str(problem).split())
+    if "actor is temporarily unavailable" in text:  # the rest is about calls of Ray's own
+        return "the connection to it was lost"
     for mark in ("Worker exit detail: ", "The actor is dead because "):
         if mark in text:
             text = text.partition(mark)[2]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from helpers import model, normal
-from lsuv_cli import inspect
+from lsuv_cli import LsuvError, inspect
 from shell import lsuv
 
 
@@ -107,6 +107,34 @@ def test_size_is_the_shorter_side_before_the_crop(folder):
     Image.fromarray(pixels).save(folder / "a.png")
     assert measured(network(), folder)[0] == pytest.approx(0.25, abs=0.02)
     assert measured(network(), folder, size=16)[0] > 0.9
+
+
+def test_a_size_below_that_of_the_input_is_refused(folder):
+    Image.fromarray(noise(20, 30, 3)).save(folder / "a.png")
+    done = lsuv("inspect", _saved(folder, network()), "--data", folder, "--size", 7)
+    assert done.code == 2
+    assert "--size 7 is below that of input 'x' (N, 3, 8, 8) float32; give at least 8" in done.err
+    assert lsuv("inspect", folder.parent / "m.onnx", "--data", folder, "--size", 8).code == 0
+
+
+@pytest.mark.parametrize("option", ["mean", "std"])
+def test_whole_numbers_are_not_normalized(folder, option):
+    """An input of uint8 gets pixels from 0 to 255; a mean that would be ignored is refused."""
+    Image.fromarray(noise(8, 8, 3)).save(folder / "a.png")
+    done = lsuv("inspect", _saved(folder, network("uint8")), "--data", folder, f"--{option}", "0.5")
+    assert done.code == 2
+    assert f"--{option} is for inputs of floats, and input 'x' (N, 3, 8, 8) uint8 takes pixels" in done.err
+    assert lsuv("inspect", folder.parent / "m.onnx", "--data", folder).code == 0
+
+
+def test_arrays_among_the_images_of_a_class_are_named(folder):
+    for name in ("cats", "dogs"):
+        (folder / "all" / name).mkdir(parents=True)
+        Image.fromarray(noise(8, 8, 3)).save(folder / "all" / name / "a.png")
+    assert inspect(network(), [str(folder / "all")]).samples == 2
+    np.save(folder / "all" / "dogs" / "b.npy", np.zeros((1, 3, 8, 8), np.float32))
+    with pytest.raises(LsuvError, match=r"all: holds images \(cats/a.png\) and arrays \(dogs/b.npy\); give one"):
+        inspect(network(), [str(folder / "all")])
 
 
 def test_an_open_size_is_given_with_size(folder):

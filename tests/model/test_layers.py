@@ -1,5 +1,6 @@
 """Every form of layer: its output has variance 1, its weight is orthonormal as the operator multiplies with it."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -477,7 +478,7 @@ def test_a_weight_that_an_if_chooses_is_left_alone_and_a_bias_is_not_looked_at()
     ("body", "notes"),
     [
         ("y = MatMul(x, w)", []),
-        ("n = Neg(w) y = MatMul(x, n)", ["weight folded into one tensor"]),
+        ("n = Neg(w) y = MatMul(x, n)", ["weight computed from constants"]),
         (
             'y = com.microsoft.FusedGemm<activation="Relu">(x, w)',
             ["measured after the Relu that is inside the FusedGemm"],
@@ -549,3 +550,27 @@ def test_products_that_have_no_weight_to_initialize(body, reason):
     found = layers.find(graph_of(f"g (float[4,4] x) => (y) {{ {body} }}", **tensors))
     assert not found.layers
     assert reason in found.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "e = Gather(experts, i)",
+        "e = GatherND(experts, j)",
+        "g = Gather(experts, i) e = Transpose<perm=[0,2,1]>(g)",
+        "t = Transpose<perm=[0,2,1]>(experts) e = Gather(t, i)",
+    ],
+)
+def test_experts_that_the_input_chooses_are_told(chosen):
+    """A mixture of experts gathers each token's matrices from a stack, and multiplies with what it gathered."""
+    inputs = "float[N,1,8] x, int64[N] i, int64[N,1] j"
+    every = found(f"{chosen} y = MatMul(x, e)", inputs, experts=normal(4, 8, 8))
+    assert not every.layers
+    (skipped,) = every.skipped
+    assert re.search("its weight is chosen by Gather(ND)? [eg], as the input has it", skipped.reason)
+
+
+def test_a_product_of_two_embeddings_is_no_layer():
+    every = found("a = Gather(t, i) b = Transpose<perm=[1,0]>(a) y = MatMul(a, b)", "int64[N] i", t=normal(9, 8))
+    assert not every.layers
+    assert not every.skipped

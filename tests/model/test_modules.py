@@ -121,3 +121,9 @@ def test_a_module_that_is_called_again_is_the_same_module(name):
 def test_what_nodes_compute_is_no_parameter_of_a_module():
     text = "g (float[N,4] x) => (y) { i = Identity(x) n = Neg(w) m = Identity(w) a = MatMul(i, n) y = MatMul(a, m) }"
     assert parameters(graph_of(text, w=normal(4, 4))) == {"w", "m"}
+
+
+def test_of_modules_that_fit_the_one_with_the_shortest_path_is_taken():
+    stored = ["fc.weight", "block.fc.weight", "block.deep.fc.weight"]
+    assert module("/fc/MatMul", stored=stored) == "fc"
+    assert module("/block/fc/MatMul", stored=stored) == "block.fc"

@@ -259,3 +259,10 @@ def test_a_layer_that_bounds_a_sum_waits_for_the_true_values_of_the_stream():
     assert (plain.stage_of["d"], held.stage_of["d"]) == (0, 2)
     assert "s" in held.stages[2].inputs
     assert held.sums == {"d": bounded}
+
+
+def test_random_numbers_wait_for_nothing():
+    text = """g (float[4,8] x) => (y) {
+        r = RandomNormal<shape=[4,8]>() s = Add(x, r) a = MatMul(s, A) b = MatMul(x, B) y = Concat<axis=0>(a, b) }"""
+    graph = graph_of(text, **squares("AB"))
+    assert len(cut(graph, layers.find(graph).layers).stages) == 1

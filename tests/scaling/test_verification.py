@@ -405,7 +405,7 @@ def test_a_layer_is_disputed_whose_variance_optimizers_change(there, here, dispu
 def opened(monkeypatch):
     """Opens a file of this opset, and tells what onnxruntime was asked for; `fails` raises for what is unoptimized."""
 
-    def go(opset=18, path="m.onnx", large=False, fails=None):
+    def go(opset=18, path="m.onnx", large=False, fails=None, host=True):
         asked = []
 
         def run_whole(model, few, threads, *, optimized=False):
@@ -425,7 +425,7 @@ def opened(monkeypatch):
         proto = SimpleNamespace(opset_import=[helper.make_opsetid("", opset), helper.make_opsetid("other", 1)])
         file = SimpleNamespace(path=path, proto=proto, chunks=lambda: [b"ab", b"cd"])
         look = SimpleNamespace(graph=made("y = MatMul(x, w)", w=normal(4, 4)))
-        needs = SimpleNamespace(few={}, device=SimpleNamespace(threads=1))
+        needs = SimpleNamespace(few={}, device=SimpleNamespace(threads=1, is_host=host))
         return verification._open(file, look, needs), asked
 
     return go
@@ -439,9 +439,15 @@ def test_a_file_is_opened_by_its_path_as_bytes_or_without_its_weights(opened):
     assert opened(large=True, path=None) == (({}, []), ["without weights"])
 
 
-def test_a_file_that_the_cpu_has_no_kernels_for_has_no_outputs_to_compare(opened):
-    assert opened(fails=Unsupported("no kernel")) == (({}, []), ["m.onnx"])
-    assert opened(fails=Unsupported("no kernel"), large=True) == (({}, []), ["without weights"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_that_the_cpu_has_no_kernels_for_is_told(opened, large):
+    (outputs, (warning,)), _ = opened(fails=Unsupported("no kernel"), large=large)
+    assert outputs == {}
+    assert warning.startswith("no kernel; ")
+    assert opened(fails=Unsupported("no kernel"), large=large, host=False)[0] == ({}, [])  # the device may have them
+
+
+def test_a_file_with_an_operator_that_onnxruntime_does_not_know_is_told(opened):
     (outputs, (warning,)), _ = opened(fails=UnknownOperator("Odd is not known"))
     assert outputs == {}
     assert warning.startswith("Odd is not known; ")

@@ -13,13 +13,14 @@ import onnx
 import pytest
 
 from helpers import model, normal
-from in_process import Engine, installed
+from in_process import ActorError, Engine, installed
 from lsuv_cli import Settings, compare, initialize, inspect, measure
 from lsuv_cli.data.batches import from_arrays
 from lsuv_cli.data.inputs import InputSpec
 from lsuv_cli.data.reading import read
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.scaling.devices import open_device
+from lsuv_cli.workers import crew
 from lsuv_cli.workers.worker import Ran, Sight, Worker
 from shell import lsuv
 from stories import BATCH, SAMPLES, STORIES, bits, figures, tanhs
@@ -107,6 +108,11 @@ def test_a_lost_worker_is_replaced_and_the_bits_stay(name, story, monkeypatch):
     if (2, name) in engine.calls:
         assert any("worker 2" in warning and "was replaced" in warning for warning in several.report.warnings)
         assert engine.started == 3
+
+
+def test_a_lost_connection_is_told_in_words_and_not_in_calls_of_rays():
+    text = "The actor 98 is unavailable: The actor is temporarily unavailable: RpcError: RPC error: Socket closed"
+    assert crew._reason(ActorError(text)) == "the connection to it was lost"
 
 
 def test_a_worker_lost_in_the_third_stage_is_replayed_through_two(monkeypatch):
