@@ -271,7 +271,7 @@ def calibrate(
     samples, dropped = sum(table.samples for table in plan), sum(table.dropped for table in plan)
     size = plan[0].size
     if samples == 0:
-        cut = limit is not None and limit < size
+        cut = limit is not None and size is not None and limit < size
         way_out = f"raise the limit to at least {size}" if cut else f"give at least {size}"
         raise DataError(f"{source}: {dropped} samples do not fill the model's fixed batch of {size}; {way_out}")
     warnings = list(strangers.warnings())
