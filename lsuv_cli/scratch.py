@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -26,6 +27,7 @@ PREFIX = ".lsuv-"
 NAME = re.compile(r"\.lsuv-[0-9a-f]{16}")
 MARK = b"Scratch of a running lsuv. If none runs, the next one here removes it.\n"
 ATTEMPTS = 100
+PATIENCE = 5.0  # seconds in which the processes of a run that was ended have ended too
 
 
 class Scratch:
@@ -72,6 +74,15 @@ def sweep(directory: Path) -> None:
             if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(OSError):
                     _remove_if_left(Path(entry.path))
+
+
+def sweep_soon(directory: Path) -> None:
+    """Sweep a directory in which other processes of this run are about to end; a living run's scratch stays."""
+    end = time.monotonic() + PATIENCE
+    sweep(directory)
+    while time.monotonic() < end and any(NAME.fullmatch(path.name) for path in directory.glob(f"{PREFIX}*")):
+        time.sleep(0.1)
+        sweep(directory)
 
 
 def _claimed(lock: Path) -> IO[bytes] | None:

@@ -2,7 +2,8 @@
 
 Code that makes a temporary file announces its path first, and withdraws the path when the file is removed or renamed to
 the result. The announced paths are in memory that a parent process can share (`share`), so that the parent can remove
-the files of a killed child. A directory that is announced `if_empty` goes only if nothing was put into it.
+the files of a killed child. A directory that is announced `if_empty` goes only if nothing was put into it. A directory
+that workers write into is announced to be `swept` of what they leave (scratch.py).
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import contextlib
 import mmap
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 BOARD_BYTES = 1 << 15
-IF_EMPTY = os.sep  # behind the name of a directory
+# Behind the name of a directory:
+IF_EMPTY = os.sep
+SWEPT = f"{os.sep}*"
 
 _board: mmap.mmap | None = None
 _announced: list[str] = []
@@ -46,7 +50,11 @@ def remove_announced() -> None:
     names = [os.fsdecode(name) for name in _board[:].split(b"\0") if name]
     for name in reversed([name for name in names if name not in _announced]):  # a directory after what is in it
         path = Path(name)
-        if name.endswith(IF_EMPTY):
+        if name.endswith(SWEPT):
+            from lsuv_cli import scratch  # which imports this module
+
+            scratch.sweep_soon(path.parent)
+        elif name.endswith(IF_EMPTY):
             with contextlib.suppress(OSError):
                 path.rmdir()
         elif path.is_dir():
@@ -55,6 +63,19 @@ def remove_announced() -> None:
             path.unlink(missing_ok=True)
     _board[:] = bytes(BOARD_BYTES)
     _post()
+
+
+@contextlib.contextmanager
+def swept(directory: Path | None) -> Iterator[None]:
+    """Work in which other processes write into a directory: if this one dies, what they left half done is removed."""
+    if directory is None:
+        yield
+        return
+    announce(directory / "*")
+    try:
+        yield
+    finally:
+        withdraw(directory / "*")
 
 
 def _name(path: Path, if_empty: bool) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lsuv_cli import scratch
+from lsuv_cli import scratch, temporary
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.progress import Listener
 from lsuv_cli.report import Report, WorkerReport
@@ -68,7 +68,7 @@ def at_once(
 
     `written`: the directory that the requests write to.
     """
-    with opened(settings) as cluster:
+    with temporary.swept(written), opened(settings) as cluster:
         office = _Office(cluster, trade, requests, written)
         listen("models", 0, len(requests))
         for ended, (index, outcome) in enumerate(office.outcomes(), 1):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +81,16 @@ def test_a_model_that_crashes_onnxruntime_ends_alone(folder):
     assert done.stderr.splitlines()[-1].startswith("4 of 5 models done")
     assert len(names("out")) == 4
     assert all(name.endswith(".onnx") for name in names("out"))
+
+
+def test_after_an_interruption_nothing_half_done_is_left(folder):
+    command = [*LSUV, "init", "m0.onnx", "m1.onnx", "--data", "random", "--limit", "200000", "--device", "cpu"]
+    command += ["--threads", "1", "--output-dir", "out", "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # The driver's own scratch directory, and one of each of the two tasks, which are in the middle of a model.
+    while process.poll() is None and len(list((folder / "out").glob(".lsuv-*"))) < 3:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (130, "lsuv: interrupted; 0 of 2 models were done\n")
+    assert not (folder / "out").exists()
