@@ -20,7 +20,6 @@ from lsuv_cli.data.sources import Data, Paths, as_sources
 from lsuv_cli.data.streams import is_stream
 from lsuv_cli.errors import LsuvError, ModelError
 from lsuv_cli.examination import Diagnosis
-from lsuv_cli.home import checkpoints, named
 from lsuv_cli.model import number_lists
 from lsuv_cli.model.file import ModelFile, load
 from lsuv_cli.outputs import StrPath
@@ -63,6 +62,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from lsuv_cli.home.checkpoints import Checkpoint
     from lsuv_cli.workers.crew import Crew
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -113,6 +113,18 @@ def _documented(names: Iterable[str] = ABOUT, **defaults: object) -> Callable[[F
     return complete
 
 
+def _checkpoint(
+    like: str | os.PathLike[str] | Mapping[str, Any] | None, weights: str | os.PathLike[str] | None
+) -> Checkpoint | None:
+    """The checkpoint of `like`, if there is one; a name for the weights that says no format is refused."""
+    from lsuv_cli.home import checkpoints, named
+
+    before = checkpoints.read(like) if like is not None else None
+    if weights is not None:
+        named.check(weights)
+    return before
+
+
 @_documented()
 @checked
 def initialize(
@@ -151,10 +163,8 @@ def initialize(
     call = Call.of(keywords, "force", "without_weights")
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(opened(model, filling=True, without_weights=call.without_weights))
-        before = checkpoints.read(like) if like is not None else None
+        before = _checkpoint(like, weights) if like is not None or weights is not None else None
         job = Job(file, call.settings, as_sources(data), call.listen, before, call.details)
-        if weights is not None:
-            named.check(weights)
         wanted = {"`output`": None if dry_run else output, "`weights`": weights}
         targets = job.targets(call.drawn, wanted, call.force)
         if _without_values(file):

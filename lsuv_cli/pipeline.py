@@ -16,8 +16,6 @@ from lsuv_cli.data import random_data
 from lsuv_cli.data.batches import Calibration, Data
 from lsuv_cli.details import Details
 from lsuv_cli.errors import LsuvError, ModelError
-from lsuv_cli.home import carrying, checkpoints, matching, named, names
-from lsuv_cli.home.checkpoints import Checkpoint
 from lsuv_cli.layer_reports import Entries, Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, exposure, layers, prepare, stripping
@@ -43,7 +41,11 @@ from lsuv_cli.scaling.verification import ModelMoments, Wanted
 from lsuv_cli.settings import Bias, PreInit, Residual, Scale, Settings
 from lsuv_cli.version import __version__
 
+# The room `home` is entered only where weights go home, because its modules take time to import.
 if TYPE_CHECKING:
+    from lsuv_cli.home.checkpoints import Checkpoint
+    from lsuv_cli.home.matching import Matching
+    from lsuv_cli.home.names import Homes
     from lsuv_cli.workers.crew import Crew
 
 Array = NDArray[Any]
@@ -100,7 +102,7 @@ class Job:
             # The model as given is measured here, because it is edited in place afterwards.
             files = layer_details.fingerprints(self.file) if self.details else {}
             before = self._measured("before", self.file, run.look, run).moments if settings.before and run.data else {}
-            homes = names.find(self.file.proto, run.look) if weights_file is not None and self.like is None else None
+            homes = self._homes(run.look) if weights_file is not None and self.like is None else None
             matched = self._matching(run.look) if self.like is not None else None
             prepared = prepare.prepare(draft, run.look, settings, run.branches)
             self.warnings += prepared.warnings
@@ -147,15 +149,19 @@ class Job:
         return residuals.find(graph, every.layers, stages.depths(graph, every.layers))
 
     def _tensors_for_home(
-        self, prepared: Prepared, homes: names.Homes | None, matched: matching.Matching | None
+        self, prepared: Prepared, homes: Homes | None, matched: Matching | None
     ) -> tuple[dict[str, Array] | None, Carried | None]:
         """The tensors for a file of weights, by value or by name, and an account of them."""
         if matched is not None:
+            from lsuv_cli.home import carrying
+
             tensors, account, warnings = carrying.carry(matched, prepared.graph, prepared.graph.array)
             self.warnings += warnings
             return tensors, account
         if homes is None:
             return None, None
+        from lsuv_cli.home import named
+
         self.warnings += named.assumed(prepared, homes)
         return named.collect(prepared, homes, self._writes_recurrent)
 
@@ -166,6 +172,8 @@ class Job:
         streams = [target for target in (draft.target, weights_file) if target is not None and target.stream]
         with contextlib.ExitStack() as stack:
             if weights_file is not None:
+                from lsuv_cli.home import checkpoints, named
+
                 made = stack.enter_context(outputs.growing(weights_file))
                 if self.like is not None:
                     checkpoints.write(made, tensors or {}, self.like.metadata)
@@ -274,8 +282,16 @@ class Job:
     def _writes_recurrent(self) -> bool:
         return self.settings.recurrent and self.settings.pre_init is not PreInit.KEEP
 
-    def _matching(self, look: Look) -> matching.Matching:
+    def _homes(self, look: Look) -> Homes:
+        """The names that the model's tensors have in a PyTorch module."""
+        from lsuv_cli.home import names
+
+        return names.find(self.file.proto, look)
+
+    def _matching(self, look: Look) -> Matching:
         """Match the model's tensors to those of the network's checkpoint by their values."""
+        from lsuv_cli.home import matching
+
         assert self.like is not None
         matched = matching.match(look.graph, look.layers, look.graph.array, self.like)
         self.warnings += matched.warnings

@@ -41,11 +41,12 @@ def changes(case: Case, written: onnx.ModelProto, report: Any) -> Iterator[tuple
 
 
 def _without_weights(function: onnx.FunctionProto) -> onnx.FunctionProto:
-    """A function without the numbers of its float constants that have axes: weights and biases may be among them."""
+    """A function without the numbers of its float constants that have axes, or are added: weights, biases."""
     copy = onnx.FunctionProto()
     copy.CopyFrom(function)
+    added = {name for node in copy.node if node.op_type in {"Add", "Gemm"} for name in node.input}
     for tensor in _numbers(copy.node):
-        if tensor.dims and tensor.data_type in FLOATS:
+        if (tensor.dims or tensor.name in added) and tensor.data_type in FLOATS:
             tensor.CopyFrom(onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name))
     return copy
 

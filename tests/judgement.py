@@ -66,7 +66,7 @@ GOOD_REASONS = (
 
 
 # With other weights there are no rows; onnxruntime does not reshape nothing to (0, -1), nor broadcast it, nor pool it.
-NO_ROWS = re.compile("cannot be reshaped|Can broadcast 0 by 0 or 1|Only N can be zero")
+NO_ROWS = re.compile("cannot be reshaped|Can broadcast 0 by 0 or 1|Only N can be zero|cannot broadcast on dim 0")
 
 
 @dataclass(frozen=True)

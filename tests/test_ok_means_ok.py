@@ -314,6 +314,18 @@ def test_layers_behind_one_whose_type_holds_no_better_weight_come_to_the_target(
     assert found["h"] == pytest.approx(entry(result, "h").variance, rel=1e-4)
 
 
+def test_a_clip_of_double_behind_a_relu():
+    """Which onnxruntime's optimizers do not load."""
+    proto = model(
+        "g (double[N,8] x) => (y) { a = MatMul(x, w) r = Relu(a) c = Clip(r, lo, hi) y = MatMul(c, v) }",
+        w=normal(8, 8, dtype=float), v=normal(8, 4, dtype=float), lo=np.float64(0.1), hi=np.float64(1),
+    )  # fmt: skip
+    x = X.astype(float)
+    result = initialize(proto, x)
+    assert statuses(result) == {"a": "ok", "y": "ok"}
+    assert near_one(variances(result.model, {"x": x}, ["a", "y"]))
+
+
 @pytest.mark.parametrize("factor", [255.0, 1e4, 1e-10, -1e6])
 def test_constants_that_move_pending_scales_out_of_range(factor):
     depth = 16

@@ -52,8 +52,10 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _command() -> None:
-    from lsuv_cli.cli.commands import run
+    from lsuv_cli.cli import terminal
 
+    with terminal.imports():
+        from lsuv_cli.cli.commands import run
     run(None)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import os
 import sys
@@ -173,7 +174,8 @@ def _initialized(
     watching: tuple[Listener, Pictures],
 ) -> Report:
     """Initialize one model; send it to standard output if that is its target."""
-    from lsuv_cli.api import initialize
+    with terminal.imports():
+        from lsuv_cli.api import initialize
 
     listen, pictures = watching
     done = initialize(
@@ -214,7 +216,8 @@ def inspect(*, model: o.Model, data: o.Sources = None, settings: o.InspectSettin
         _check_streams([model], data)
         pictures = Pictures.check(showing.drawn)
         console = terminal.console()
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not (showing.json or showing.csv)) as listen:
@@ -248,7 +251,8 @@ def expose(
     """
     with terminal.errors():
         console = terminal.console()
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
 
         place = None if output == "-" else output
         done = api.expose(_source(model), place, include=include or (), exclude=exclude or (), force=force)
@@ -270,7 +274,8 @@ def check(*, model: o.Model, data: o.Sources = None, settings: o.JudgeSettings, 
         _check_streams([model], data)
         pictures = Pictures.check(showing.drawn)
         console = terminal.console(quiet=showing.quiet)
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
         from lsuv_cli.cli import display
 
         with terminal.progress(console, not showing.quiet) as listen:
@@ -309,7 +314,8 @@ def compare(
         _check_streams([model], data)
         pictures = Pictures.check({"--plot": plot, "--html": html})
         console = terminal.console()
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
         from lsuv_cli.cli import display
         from lsuv_cli.report import Comparison
 
@@ -339,7 +345,8 @@ def strip(
     """
     with terminal.errors():
         console = terminal.console()
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
 
         place = None if output == "-" else output
         done = api.strip(_source(model), place, keep=keep or (), larger_than=larger_than, force=force)
@@ -358,7 +365,8 @@ def doctor(*, settings: o.ExamineSettings, json: o.Json = False) -> None:
     """Tell what a device has, and try it in every type against the CPU; exit with 1 if something is off."""
     with terminal.errors():
         console = terminal.console()
-        from lsuv_cli import api
+        with terminal.imports():
+            from lsuv_cli import api
         from lsuv_cli.cli import bedside
 
         with terminal.progress(console, not json) as listen:
@@ -459,11 +467,21 @@ def _print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2) + "\n")
 
 
+def _app_for(words: Sequence[str]) -> typer.Typer:
+    """The app with the one command that these words begin with, because typer takes time for each; else all of it."""
+    asked = [known for known in app.registered_commands if known.callback and known.callback.__name__ in words[:1]]
+    if not asked:
+        return app
+    chosen = copy.copy(app)
+    chosen.registered_commands = asked
+    return chosen
+
+
 def run(args: Sequence[str] | None) -> None:
     """Run the command with these arguments, or with the process's own; ends by SystemExit."""
     typed[:] = sys.argv[1:] if args is None else args
     try:
-        code = app(args, prog_name="lsuv", standalone_mode=False)
+        code = _app_for(typed)(args, prog_name="lsuv", standalone_mode=False)
         terminal.finish()
     except (terminal.Unwritable, OSError) as problem:  # typer prints help and completion itself, and that may fail
         if os.environ.get("LSUV_DEBUG"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -29,7 +30,7 @@ class Column:
         shown = [printable(cell) if isinstance(cell, str) else cell for cell in self.cells]
         object.__setattr__(self, "cells", shown)
 
-    @property
+    @cached_property
     def width(self) -> int:
         return max(cell_len(self.title), *(_length(cell) for cell in self.cells), 0)
 

@@ -8,6 +8,7 @@ unprintable characters (escape sequences, line breaks, marks that change the dir
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -52,6 +53,19 @@ def make_whole() -> None:
     for written in (sys.stdout, sys.stderr):
         if hasattr(written, "reconfigure"):
             written.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def imports() -> Iterator[None]:
+    """What is imported meanwhile stays: to look for garbage among it would take a tenth of the time of the imports."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 class _Stream:

@@ -183,6 +183,19 @@ class Table:
     def batch(self, run: int) -> Batch:
         return {column.spec.name: self._fed(column, run) for column in self.columns}
 
+    def shapes(self, run: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of a batch, without reading it."""
+        return {column.spec.name: self._shape(column, run) for column in self.columns}
+
+    def _shape(self, column: InputColumn, run: int) -> tuple[int, ...]:
+        shape = column.parts[0].shape
+        if column.feed is Feed.SAME:
+            return shape
+        if column.feed is Feed.RUN:
+            return shape[1:]
+        rows = column.rows if self.size is None else min(self.size, self.samples - run * self.size)
+        return rows, *shape[1:]
+
     def _fed(self, column: InputColumn, run: int) -> Array:
         if column.feed is Feed.RUN:
             return column.take(run, run + 1).reshape(column.parts[0].shape[1:])
@@ -203,6 +216,11 @@ class Batches(Sequence[Batch]):
 
     def __len__(self) -> int:
         return self.ends[-1]
+
+    @cached_property
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Input -> shape, for each batch."""
+        return [table.shapes(run) for table in self.tables for run in range(table.runs)]
 
     def few(self, count: int) -> Batch:
         """The first `count` rows, at most, of the first run."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,15 @@ class Crew(Protocol):
         """The bytes that a stage may take where the least is free; None where a device does not tell."""
 
 
+@runtime_checkable
+class Shaped(Protocol):
+    """Batches whose shapes are known before they are read."""
+
+    @property
+    def shapes(self) -> Sequence[Mapping[str, tuple[int, ...]]]:
+        """Input -> shape, for each batch."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """What every pass over the data needs."""
@@ -54,6 +64,13 @@ class Pass:
     accuracy: float  # the relative error that a measured variance may have
     few: Batch  # the first few samples
     crew: Crew | None = None  # the workers that do it, if not this process
+
+    @cached_property
+    def shapes(self) -> Sequence[Mapping[str, tuple[int, ...]]]:
+        """Input -> shape, for each batch; a batch is not read for that if the batches know their shapes."""
+        if isinstance(self.batches, Shaped):
+            return self.batches.shapes
+        return [{name: np.shape(array) for name, array in batch.items()} for batch in self.batches]
 
     def alone(self, batches: Sequence[Batch]) -> Pass:
         """A pass over other batches, in this process, without progress."""
@@ -126,7 +143,7 @@ class Runner:
     def input_type(self, name: str) -> TypeProto:
         """The type of an input of the model, with the dimensions that the data gives it."""
         kind = precision.retyped_type(self.graph.inputs[name].type, self.retype)
-        shapes = [np.shape(batch[name]) for batch in self.needs.batches if name in batch]
+        shapes = [batch[name] for batch in self.needs.shapes if name in batch]
         if not kind.HasField("tensor_type") or len({len(shape) for shape in shapes}) != 1:
             return kind
         dims = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]

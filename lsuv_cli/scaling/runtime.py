@@ -41,6 +41,8 @@ BROKEN_FOR_VECTORS = ["MatmulTransposeFusion"]
 BROKEN_IN_TRAINING = ["ConstantSharing"]
 # EliminateDropout removes a Dropout whatever its training_mode, if a node stands in front of it.
 BROKEN_FOR_DROPOUT = ["EliminateDropout"]
+# FuseReluClip of onnxruntime 1.31 fails at a Clip of double behind a Relu.
+BROKEN_FOR_CLIP = ["FuseReluClip"]
 
 
 ON_THE_HOST = "a stage ran on the CPU"  # how the warning begins
@@ -130,6 +132,7 @@ def _broken(model: onnx.ModelProto) -> list[str]:
         *(BROKEN_FOR_VECTORS if _may_transpose_for_a_vector(nodes, tensors) else []),
         *(BROKEN_IN_TRAINING if trains else []),
         *(BROKEN_FOR_DROPOUT if any(drops(n, tensors) for n in nodes) else []),
+        *(BROKEN_FOR_CLIP if any(n.op_type == "Clip" for n in nodes) else []),
     ]
 
 

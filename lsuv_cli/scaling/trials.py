@@ -6,7 +6,8 @@
 3. A layer whose output proves to be nothing but rounding is dead: the next trial leaves its weight unscaled. Noise that
    was scaled up spoils all layers behind it. A layer that proves to have a signal, once nothing in front of it is
    scaled-up noise, is freed, and the next trial scales it. If noise then begins at it (a signal that is only its kept
-   bias), it is dead for good; and so is a layer that was scaled and is constant in a later trial.
+   bias), or it is the first layer to be noise again, it is dead for good; and so is a layer that was scaled and is
+   constant in a later trial.
 4. A layer with an activation inside (FusedConv with Sigmoid) whose scale saturates it, so that its output is constant,
    is left unscaled for good.
 5. A shared weight whose first use is dead (an unrolled recurrence from a zero state) is scaled by what its live uses,
@@ -170,6 +171,9 @@ class Trials:
             k for k in self.unscaled if verified[k].finite and verified[k].variance > 0.0 and not verified[k].noise
         }
         self.lost |= {k for k in new if self.freed[k] and (verified[k].begins or self.freed[k] >= MOST_FREED)}
+        # Noise that comes back begins at the first layer that has it; the layers behind it may only have it from there.
+        first_new = next((x.output for x in self.layers if x.output in new), "")
+        self.lost |= {first_new} if self.freed[first_new] else set()
         bent = {x.output for x in self.layers if not x.is_linear}
         self.saturated |= {k for k in new if k in bent and verified[k].is_zero}
         self.lost |= self.saturated

@@ -43,7 +43,7 @@ from lsuv_cli.scaling.pieces import Pieces
 from lsuv_cli.scaling.precision import Retype
 from lsuv_cli.scaling.runner import Pass, Runner
 from lsuv_cli.scaling.runtime import Session
-from lsuv_cli.scaling.shares import Batch, common_type
+from lsuv_cli.scaling.shares import common_type
 from lsuv_cli.scaling.stages import Stage
 from lsuv_cli.scaling.translation import UnknownOperator, Unsupported
 
@@ -154,9 +154,10 @@ class _Measuring:
         self.names = {layer.output: k for k, layer in enumerate(self.layers)}
         self.random = any(is_random(node, look.graph.tensors) for node in look.graph.nodes)
         self.trains = any(attribute(node, "training_mode", 0) for node in look.graph.nodes)
-        equal_shapes = _equal_shapes([*needs.batches, needs.few], first_axis=0) and not _makes_shapes(look.graph)
-        self.rows = None if equal_shapes else tuple(len(np.atleast_1d(next(iter(b.values())))) for b in needs.batches)
-        self.equal_samples = _equal_shapes([*needs.batches, needs.few], first_axis=1) and not _makes_shapes(look.graph)
+        shapes = [*needs.shapes, {name: np.shape(array) for name, array in needs.few.items()}]
+        equal_shapes = _equal_shapes(shapes, first_axis=0) and not _makes_shapes(look.graph)
+        self.rows = None if equal_shapes else tuple(_rows(batch) for batch in needs.shapes)
+        self.equal_samples = _equal_shapes(shapes, first_axis=1) and not _makes_shapes(look.graph)
         self.half = precision.has_half(look.graph)
         self.compared: list[str] = []  # names of the file's outputs to compare with those of the working copy
         self.raw: dict[str, Array] = {}  # output of the model -> value for the few samples, unoptimized
@@ -355,12 +356,18 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _equal_shapes(batches: Sequence[Batch], first_axis: int) -> bool:
+def _rows(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The length of the first input's first axis; 1 for a scalar."""
+    shape = next(iter(shapes.values()))
+    return shape[0] if shape else 1
+
+
+def _equal_shapes(batches: Sequence[Mapping[str, tuple[int, ...]]], first_axis: int) -> bool:
     """Whether shape[first_axis:] of every input is the same in all batches."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for batch in batches:
-        for name, array in batch.items():
-            shapes.setdefault(name, set()).add(np.shape(array)[first_axis:])
+        for name, shape in batch.items():
+            shapes.setdefault(name, set()).add(shape[first_axis:])
     return all(len(seen) == 1 for seen in shapes.values())
 
 

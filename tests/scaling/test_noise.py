@@ -35,6 +35,20 @@ def test_noise_is_found_in_a_model_that_is_verified_in_pieces(monkeypatch):
     assert near_one(variances(result.model, {"x": X}, ["p", "z"], reference=False))
 
 
+def test_layers_behind_several_with_kept_biases_are_scaled_for_the_biases():
+    """y is noise again whenever it is scaled, since only its kept bias is a signal; what is behind it is not."""
+    proto = model(
+        f"""g (float[N,8] x) => (z) {{ {NOISE} h = MatMul(s, w) g = Mul(h, big) y = Gemm(g, v, c) t = Tanh(y)
+        z = MatMul(t, u) q = Tanh(z) r = MatMul(q, k) }}""",
+        w=normal(8, 4), v=normal(4, 4), c=0.3 * normal(4), u=normal(4, 4), k=normal(4, 4, seed=7), three=np.float32(3),
+        big=np.float32(1e5),
+    )  # fmt: skip
+    result = initialize(proto, X, bias="keep")
+    assert statuses(result) == {"h": "dead", "y": "dead", "z": "ok", "r": "ok"}
+    assert near_one(variances(result.model, {"x": X}, ["z", "r"], reference=False), 0.01)
+    assert np.abs(tensor(result.model, "v")).max() <= 1
+
+
 @pytest.mark.parametrize("pre_init", ["orthonormal", "keep"])
 def test_layers_behind_noise_with_a_kept_bias_are_scaled_for_the_bias(pre_init):
     proto = model(

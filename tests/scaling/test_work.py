@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from helpers import model, normal, variances
-from lsuv_cli import initialize
+from lsuv_cli import compare, initialize, inspect, measure
+from lsuv_cli.cli import commands
+from lsuv_cli.data import inputs
 from lsuv_cli.errors import LsuvError
 from lsuv_cli.scaling import algorithm, runner, running_weights, shares
 from lsuv_cli.scaling.frontier import Frontier
@@ -244,6 +247,53 @@ def test_help_and_completion_import_nothing_heavy(words, environment, expected):
     )
     assert expected in done.stdout
     assert "loaded: []" in done.stdout, done.stdout
+
+
+def test_init_imports_what_it_needs(tmp_path):
+    """The room `home`, pages and plots take time to import; so does looking for garbage among what is imported."""
+    onnx.save(GRAPHS["relu"][0], tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", IMAGES)
+    code = f"""
+import atexit, gc, sys
+from lsuv_cli.cli import main
+
+def tell():
+    names = ["lsuv_cli.home", "lsuv_cli.page", "lsuv_cli.workers", "ray", "matplotlib", "torch", "onnx.reference"]
+    print("loaded:", [name for name in names if name in sys.modules])
+    print("collects:", gc.isenabled(), gc.get_freeze_count() > 0)
+
+atexit.register(tell)
+sys.argv[1:] = ["init", "{tmp_path}/m.onnx", "--data", "{tmp_path}/x.npy", "-o", "{tmp_path}/o.onnx"]
+main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # What was registered to run at exit runs, although Python does not free its memory.
+    assert done.stdout.splitlines()[:2] == ["loaded: []", "collects: True True"]  # the parent's lines follow
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [(["init", "m.onnx"], 1), (["check"], 1), ([], 7), (["--help"], 7), (["int", "m.onnx"], 7), (["--version"], 7)],
+)
+def test_typer_takes_time_for_one_command(words, known):
+    """All are known where one may be misspelt, or where they are listed."""
+    assert len(commands._app_for(words).registered_commands) == known
+    assert len(commands.app.registered_commands) == 7
+
+
+@pytest.mark.parametrize("command", ["init", "check", "inspect", "compare"])
+def test_data_is_read_once_to_examine_it_and_once_for_each_pass(command, tmp_path, monkeypatch):
+    """Its shapes are known without reading, and reading may mean unpacking, decoding or converting."""
+    graph, data = GRAPHS["relu"][0], normal(120, 3, 8, 8)
+    np.save(tmp_path / "x.npy", data.astype(np.float64))
+    read = []
+    real = inputs._cast
+    monkeypatch.setattr(inputs, "_cast", lambda values, *more: read.append(len(values)) or real(values, *more))
+    run: Any = {"init": initialize, "check": measure, "inspect": inspect, "compare": compare}[command]
+    run(graph, str(tmp_path / "x.npy"), device="cpu", batch_size=3)
+    # Calibration and verification; of five initializations, one is calibrated. Some code looks at the first batch too.
+    passes = {"init": 2, "check": 1, "inspect": 1, "compare": 1 + 5}[command]
+    assert len(data) * (1 + passes) <= sum(read) < len(data) * (1 + passes) + len(data)
 
 
 # What is refused before it runs
