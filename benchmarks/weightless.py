@@ -14,9 +14,9 @@ that PyTorch gives them. Each is stripped by `lsuv strip` and filled by
   least and the greatest value of every initializer of more than 10 values, integers too. It reads these values, so it
   is given the model as it was before it was stripped. It has no seed; numpy's is set before it runs.
 
-Measured in onnxruntime without optimizers, on other samples than those that `lsuv` was given, at every layer's output
-and every output of the graph: whether all are finite, in float32 and, after onnxruntime's converter, in float16; and
-the largest standard deviation of a layer's output over the smallest, as a power of ten.
+Measured in onnxruntime without optimizers, on other samples than those that `lsuv` was given: whether every layer's
+output and every output of the graph is finite in float32 and, after onnxruntime's converter, every value of the graph
+in float16; and the largest standard deviation of a layer's output over the smallest, as a power of ten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,29 +177,47 @@ FILL: dict[str, Callable[[Path, Path, Feeds, Path], None]] = {
 # Measurement
 
 
-def measured(path: Path, feeds: Feeds, half: bool) -> dict[str, Any]:
+def measured(path: Path, feeds: Feeds) -> dict[str, Any]:
     """Whether all layers' outputs and the graph's outputs are finite, and the spread of the layers' outputs."""
+    exposed = lsuv_cli.expose(path)
+    assert exposed.model is not None
+    values = ran(exposed.model, feeds)
+    layers = [np.asarray(values[name], np.float64) for name in exposed.outputs.values()]
+    stds = [float(value.std()) for value in layers] if finite(values.values()) else []
+    spread = math.log10(max(stds) / min(stds)) if stds and min(stds) > 0 else None
+    return {"finite": finite(values.values()), "spread": spread, "layers": len(layers)}
+
+
+def measured_in_half(path: Path, feeds: Feeds) -> dict[str, Any]:
+    """Whether every value of the graph is finite in float16.
+
+    Each is put out, because onnxruntime has few kernels for float16 on the CPU: it runs the others in float32 and takes
+    away the casts between them, so that a value beyond 65504 is seen only where it is read as float16.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    proto = convert_float_to_float16(onnx.load(path), disable_shape_infer=True)
+    known = {output.name for output in proto.graph.output}
+    made = [name for node in proto.graph.node for name in node.output if name and name not in known]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    halves = {name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in feeds.items()}
+    return {"finite": finite(ran(proto, halves).values())}
+
+
+def ran(proto: onnx.ModelProto, feeds: Feeds) -> dict[str, Array]:
+    """Every output of a model, by unoptimized onnxruntime."""
     import onnxruntime as ort
 
-    exposed = lsuv_cli.expose(path)
-    proto = exposed.model
-    assert proto is not None
-    if half:
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-
-        proto = convert_float_to_float16(proto, keep_io_types=True, disable_shape_infer=True)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    values = dict(zip(names, session.run(names, dict(feeds)), strict=True))
-    floats = [np.asarray(v, np.float64) for v in values.values() if np.asarray(v).dtype.kind == "f"]
-    layers = [np.asarray(values[name], np.float64) for name in exposed.outputs.values()]
-    finite = all(bool(np.isfinite(value).all()) for value in floats)
-    stds = [float(value.std()) for value in layers] if finite else []
-    spread = math.log10(max(stds) / min(stds)) if stds and min(stds) > 0 else None
-    return {"finite": finite, "spread": spread, "layers": len(layers)}
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def finite(values: Iterable[Array]) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in values if np.asarray(value).dtype.kind == "f")
 
 
 def run(folder: Path) -> None:
@@ -210,7 +228,7 @@ def run(folder: Path) -> None:
     for data in sorted(folder.glob("*.npz"), key=lambda path: path.with_suffix(".onnx").stat().st_size):
         name = data.stem
         entry = results["graphs"].setdefault(name, {})
-        missing = [tool for tool in TOOLS if tool not in entry]
+        missing = [tool for tool in TOOLS if not {"error", "float16"} & set(entry.get(tool, ()))]
         if not missing:
             continue
         with tempfile.TemporaryDirectory() as scratch:
@@ -229,12 +247,12 @@ def one(given: Path, feeds: Feeds, scratch: Path, tools: Sequence[str]) -> dict[
     for tool in tools:
         try:
             FILL[tool](small, given, feeds, target)
-            entry[tool] = {"float32": measured(target, feeds, half=False)}
+            entry[tool] = {"float32": measured(target, feeds)}
         except Exception as problem:
             entry[tool] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"}
             continue
         try:
-            entry[tool]["float16"] = measured(target, feeds, half=True)
+            entry[tool]["float16"] = measured_in_half(target, feeds)
         except Exception as problem:
             entry[tool]["float16"] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"}
     return entry
@@ -243,8 +261,10 @@ def one(given: Path, feeds: Feeds, scratch: Path, tools: Sequence[str]) -> dict[
 def versions() -> dict[str, str]:
     import importlib.metadata as metadata
 
-    known = {}
-    for package in ("onnx", "onnxruntime", "polygraphy", "torch", "torchvision", "timm", "transformers", "numpy"):
+    import onnxruntime as ort
+
+    known = {"onnxruntime": ort.__version__}  # whichever of its packages is installed
+    for package in ("onnx", "polygraphy", "torch", "torchvision", "timm", "transformers", "numpy"):
         try:
             known[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -256,17 +276,19 @@ def versions() -> dict[str, str]:
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row for each tool: finite in float32, in float16, median and largest spread, of the graphs that it filled."""
+    """A row for each tool: how many graphs run, are finite, have no constant layer; median and largest spread."""
     every = results["graphs"].values()
     runs_half = [g for g in every if any(g.get(tool, {}).get("float16", {}).get("finite") for tool in TOOLS)]
     for tool in TOOLS:
         graphs = [g for g in every if tool in g]
         whole = [g[tool]["float32"] for g in graphs if "float32" in g[tool]]
-        half = [g[tool].get("float16", {}) for g in runs_half if tool in g]
+        half = [g[tool].get("float16", {}) for g in runs_half if {"float16", "error"} & set(g.get(tool, ()))]
         spreads = [w["spread"] for w in whole if w["spread"] is not None]
         yield (
             tool,
+            f"{len(whole)} of {len(graphs)}",
             f"{sum(w['finite'] for w in whole)} of {len(graphs)}",
+            f"{len(spreads)} of {len(graphs)}",
             f"{sum(bool(h.get('finite')) for h in half)} of {len(half)}",
             f"{statistics.median(spreads):.1f}" if spreads else "",
             f"{max(spreads):.1f}" if spreads else "",
@@ -274,7 +296,8 @@ def rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    head = ("filled by", "finite in float32", "finite in float16", "spread, median", "spread, largest")
+    finite = ("finite in float32", "and no layer constant", "finite in float16")
+    head = ("filled by", "runs", *finite, "spread, median", "spread, largest")
     lines = [head, ("---",) * len(head), *rows(results)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
