@@ -272,6 +272,7 @@ def by_reference(
     """Values by onnx's reference evaluator, everything that is float32 or float16 made double first, or nothing."""
     double = _for(flat, names)
     if not doubled:
+        _put(double, [part for node in double.graph.node for part in _unfused(node)])
         evaluator = ReferenceEvaluator(double)
         with np.errstate(all="ignore"):
             return [evaluator.run(None, dict(batch)) for batch in batches]

@@ -347,7 +347,7 @@ class Judge:
             return "not dead" if alive and self.doubted(seen, "not dead", seen.layer.weight) == "not dead" else ""
         if status == "non-finite" and math.isfinite(seen.true):
             beyond = self.is_half() and flat_models.leaves_range(seen.flat, self.case.batches, seen.name)
-            return "" if beyond else "finite"
+            return "" if beyond or self.doubted(seen, "finite") == "noise" else "finite"
         if (
             status == "unreachable"
             and self.case.settings.get("bias", "zero") == "zero"

@@ -26,6 +26,20 @@ SECONDS = 300  # a busy machine stops earlier
 KNOWN: dict[str, str] = {}
 
 
+# Cases in which something was found once: lsuv's fault, or the tester's. With other versions of onnx, onnxruntime and
+# numpy they are other models.
+FOUND_ONCE = [
+    *((14, number) for number in (67, 578, 594, 776, 1148, 1914, 1939, 1958)),
+    *((21, number) for number in (134, 195, 893, 1355, 1684, 1973, 2205)),
+]
+
+
+@pytest.mark.parametrize(("seed", "number"), FOUND_ONCE)
+def test_what_was_found_once_is_not_found_again(seed, number):
+    told = differential.examine(seed, number, collections.Counter(), lambda phase: None)
+    assert not told, "\n".join(map(str, told))
+
+
 def test_random_models_come_out_as_reported():
     counts: collections.Counter[str] = collections.Counter()
     unknown = []
