@@ -147,7 +147,7 @@ def _each(
                 index, outcome = next(outcomes)
 
             def failed(code: int, text: str, index: int = index) -> None:
-                model = models[index]
+                model, text = models[index], wording.of_a_list(text)
                 terminal.complain(text if model in text else f"{model}: {text}")
                 reports[index] = {"schema": "lsuv-error/1", "exit_code": code, "model": model, "error": text}
 

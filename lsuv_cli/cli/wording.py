@@ -37,6 +37,11 @@ def as_typed(message: str) -> str:
     return _NAMED.sub(_option, message)
 
 
+def of_a_list(message: str) -> str:
+    """A message about one of several models, whose outputs go to --output-dir."""
+    return re.sub(r"--output(?![-\w])", "--output-dir", message)
+
+
 def report_as_typed(report: Report) -> Report:
     """A report whose warnings and notes speak of options."""
     layers = tuple(

@@ -144,6 +144,7 @@ def test_existing_outputs_need_force_each_for_itself(folder):
     (folder / "out/a.onnx").write_bytes(b"precious")
     done = lsuv("init", "a.onnx", "b.onnx", "--data", "d.npy", "--output-dir", "out")
     assert done.code == 2
+    assert "use --force to overwrite it or choose another --output-dir\n" in done.err
     assert (folder / "out/a.onnx").read_bytes() == b"precious"
     assert onnx.load("out/b.onnx").graph.node
 
