@@ -197,22 +197,29 @@ class Constants:
         """The view that one node takes of a tensor of the given shape."""
         second = node.input[1] if len(node.input) > 1 and node.input[1] else None
         numbers = [int(x) for x in np.ravel(self._evaluate(second))] if second else None
-        match node.op_type:
-            case "Transpose":
-                return views.transposed(shape, attribute(node, "perm"))
-            case "Flatten":
-                return views.flattened(shape, attribute(node, "axis", 1))
-            case "Squeeze":
-                return views.squeezed(shape, attribute(node, "axes", numbers))
-            case "Unsqueeze":
-                return views.unsqueezed(shape, attribute(node, "axes", numbers) or ())
-            case "Tile" | "Expand" as op:
-                try:
-                    return (views.tiled if op == "Tile" else views.expanded)(shape, numbers or ())
-                except ValueError as why:
-                    raise LeftAlone(f"its weight is repeated by {op} {label(node)}, which does not fit it") from why
-        wanted = attribute(node, "shape", numbers)
-        return views.reshaped(shape, wanted or (), bool(attribute(node, "allowzero", 0)))
+        try:
+            return _view(node, shape, numbers)
+        except ValueError as why:
+            raise LeftAlone(f"its weight is behind {node.op_type} {label(node)}, which does not fit it") from why
+
+
+def _view(node: NodeProto, shape: Shape, numbers: list[int] | None) -> View:
+    """The view that a node takes of a tensor; `numbers` are its second input. A ValueError if it does not fit."""
+    match node.op_type:
+        case "Transpose":
+            return views.transposed(shape, attribute(node, "perm"))
+        case "Flatten":
+            return views.flattened(shape, attribute(node, "axis", 1))
+        case "Squeeze":
+            return views.squeezed(shape, attribute(node, "axes", numbers))
+        case "Unsqueeze":
+            return views.unsqueezed(shape, attribute(node, "axes", numbers) or ())
+        case "Tile":
+            return views.tiled(shape, numbers or ())
+        case "Expand":
+            return views.expanded(shape, numbers or ())
+    wanted = attribute(node, "shape", numbers)
+    return views.reshaped(shape, wanted or (), bool(attribute(node, "allowzero", 0)))
 
 
 def is_view(node: NodeProto) -> bool:

@@ -2,7 +2,7 @@
 
 Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes, which
 keep all elements, and of Expand and Tile nodes, which repeat them. A chain can be followed in both directions; the way
-back from a repeated tensor is its first copy, so the copies stay equal.
+back from a repeated tensor is its first copy, so the copies stay equal. A node that does not fit the tensor is a ValueError.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class View:
     copies: Shape | None = None  # along each axis of `after`
     equal: Shape | None = None  # axes along which all slices are equal, and stay so
 
+    def __post_init__(self) -> None:
+        if self.copies is None and math.prod(self.before) != math.prod(self.after):
+            raise ValueError(f"{self.before} and {self.after} differ in their numbers of elements")
+
     def forward(self, array: Array) -> Array:
         if self.copies is not None:
             return np.tile(array.reshape(self._one_copy), self.copies)
@@ -54,11 +58,15 @@ class View:
 
 def transposed(shape: Shape, permutation: Sequence[int] | None) -> View:
     order = tuple(permutation) if permutation else tuple(reversed(range(len(shape))))
+    if sorted(order) != list(range(len(shape))):
+        raise ValueError(f"{order} is no permutation of {len(shape)} axes")
     return View(shape, tuple(shape[axis] for axis in order), order)
 
 
 def reshaped(shape: Shape, wanted: Sequence[int], allow_zero: bool = False) -> View:
     """ONNX's Reshape: 0 copies a dimension (unless `allow_zero`), one -1 takes what is left."""
+    if not allow_zero and 0 in wanted[len(shape) :]:
+        raise ValueError(f"{shape} has no axis for every 0 of {tuple(wanted)}")
     dims = [shape[k] if d == 0 and not allow_zero else d for k, d in enumerate(wanted)]
     if -1 in dims:
         rest = math.prod(d for d in dims if d != -1)
@@ -67,18 +75,22 @@ def reshaped(shape: Shape, wanted: Sequence[int], allow_zero: bool = False) -> V
 
 
 def flattened(shape: Shape, axis: int) -> View:
-    axis += len(shape) if axis < 0 else 0
+    axis = axis if axis == len(shape) else _axis(axis, len(shape))
     return View(shape, (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
 def squeezed(shape: Shape, axes: Sequence[int] | None) -> View:
-    gone = {axis % len(shape) for axis in axes} if axes is not None else {k for k, d in enumerate(shape) if d == 1}
+    gone = (
+        {_axis(axis, len(shape)) for axis in axes} if axes is not None else {k for k, d in enumerate(shape) if d == 1}
+    )
     return View(shape, tuple(d for k, d in enumerate(shape) if k not in gone))
 
 
 def unsqueezed(shape: Shape, axes: Sequence[int]) -> View:
     rank = len(shape) + len(axes)
-    new = {axis % rank for axis in axes}
+    new = {_axis(axis, rank) for axis in axes}
+    if len(new) != len(axes):
+        raise ValueError(f"{tuple(axes)} has an axis twice")
     old = iter(shape)
     return View(shape, tuple(1 if k in new else next(old) for k in range(rank)))
 
@@ -104,3 +116,9 @@ def of_equal_slices(array: Array, axes: Sequence[int]) -> View | None:
     if not equal or (array == array.flat[0]).all():
         return None
     return View(array.shape, array.shape, equal=equal)
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} of {rank}")
+    return axis % rank

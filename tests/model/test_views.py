@@ -427,6 +427,30 @@ def test_stacks_that_are_nearly_equal_are_not():
     assert not np.allclose(after[0], after[1])
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        "w = Transpose<perm=[2,0]>(v)",
+        "w = Transpose<perm=[0,0]>(v)",
+        "w = Transpose<perm=[0]>(v)",
+        "w = Reshape(v, five)",
+        "w = Reshape(v, zeros)",
+        "w = Squeeze(v, five)",
+        "w = Squeeze(v, one)",
+        "w = Unsqueeze(v, five)",
+        "w = Unsqueeze(v, twice)",
+        "w = Flatten<axis=3>(v)",
+        "w = Flatten<axis=-3>(v)",
+    ],
+)
+def test_a_view_that_does_not_fit_its_tensor_is_told(view):
+    text = f"g (float[N,8] x) => (y) {{ {view} z = MatMul(x, w) y = MatMul(x, v) }}"
+    numbers = {"five": [5], "zeros": [0, 0, 0], "one": [1], "twice": [1, 1]}
+    tensors = {name: np.array(listed) for name, listed in numbers.items()}
+    found = inspect(model(text, v=normal(8, 4), **tensors))
+    assert "which does not fit it" in next(x for x in found.layers if x.name == "z").notes[0]
+
+
 # Made of constants by a layer
 
 
