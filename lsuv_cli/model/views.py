@@ -2,7 +2,7 @@
 
 Between the two there may be a chain of Identity, Cast, Transpose, Reshape, Flatten, Squeeze and Unsqueeze nodes, which
 keep all elements, and of Expand and Tile nodes, which repeat them. A chain can be followed in both directions; the way
-back from a repeated tensor is its first copy, so the copies stay equal. A node that does not fit the tensor is a ValueError.
+back from a repeated tensor is its first copy, so the copies stay equal. A node that does not fit is a ValueError.
 """
 
 from __future__ import annotations
