@@ -171,12 +171,20 @@ def test_a_layer_that_proves_to_have_a_signal_is_freed(found, freed):
 
 @pytest.mark.parametrize(("found", "times", "lost"), [(BEGINS, 1, True), (NOISE, 1, False), (NOISE, 3, True)])
 def test_noise_that_begins_at_a_freed_layer_and_the_third_time_of_any_are_for_good(found, times, lost):
+    """Behind another layer of noise, which may be where it comes from."""
     state = took(trials(), a=1.0, b=1.0, y=1.0)
     state.freed["b"] = times
-    state.learn({"a": SIGNAL, "b": found, "y": SIGNAL})
+    state.learn({"a": NOISE, "b": found, "y": SIGNAL})
     assert ("b" in state.lost) == lost
     state.learn({"a": SIGNAL, "b": SIGNAL, "y": SIGNAL})
     assert ("b" in state.unscaled) == lost
+
+
+def test_the_first_layer_that_is_noise_again_is_for_good():
+    state = took(trials(), a=1.0, b=1.0, y=1.0)
+    state.freed["b"] = state.freed["y"] = 1
+    state.learn({"a": SIGNAL, "b": NOISE, "y": NOISE})
+    assert state.lost == {"b"}
 
 
 def test_noise_that_begins_at_a_layer_that_was_never_freed_is_not_for_good():
