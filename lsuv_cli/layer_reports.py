@@ -22,7 +22,7 @@ from lsuv_cli.scaling.residuals import Sum
 from lsuv_cli.scaling.stages import Plan
 from lsuv_cli.scaling.trials import Turn
 from lsuv_cli.scaling.weights import mean_and_square
-from lsuv_cli.settings import Settings
+from lsuv_cli.settings import Residual, Scale, Settings
 
 Array = NDArray[Any]
 
@@ -73,6 +73,16 @@ def of_measurement(
     return _in_order(entries, every, Status.PLANNED)
 
 
+def aimed_elsewhere(metadata: Mapping[str, str]) -> list[str]:
+    """A warning if a model says that it was initialized to other targets than each layer's variance as a whole."""
+    said = {
+        "`scale='channel'`, so every channel has the target variance by itself": metadata.get("scale") == Scale.CHANNEL,
+        "`residual='bounded'`, so branches have smaller targets": metadata.get("residual") == Residual.BOUNDED,
+    }
+    here = "here each layer's output is judged as a whole, against one target"
+    return [f"the model was initialized with {what}; {here}" for what, is_so in said.items() if is_so]
+
+
 def of_initialization(prepared: Prepared, findings: Findings, settings: Settings, dry_run: bool) -> Entries:
     """Node -> entry, for an initialized model, or for the plan to initialize it."""
     wanted = {layer.output for layer in prepared.layers.layers}
@@ -91,6 +101,8 @@ def of_initialization(prepared: Prepared, findings: Findings, settings: Settings
             status = _status(layer, users[layer.weight.base], findings, settings, dry_run)
             if findings.turns and turn is None:
                 notes.append("scaled at the first use of its weight")
+                if layer.is_centred:
+                    notes.append("not centred: its weight is scaled at another use")
             if layer.keeps_bias:
                 notes.append("bias kept")
             if turn is not None and turn.status is Status.OUTSIDE:

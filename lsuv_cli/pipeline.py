@@ -20,7 +20,7 @@ from lsuv_cli.layer_reports import Entries, Findings
 from lsuv_cli.memory import available_memory
 from lsuv_cli.model import batch_norm, exposure, layers, prepare, stripping
 from lsuv_cli.model import graph as graphs
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.draft import Draft, earlier_metadata
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.model.graph import Graph
 from lsuv_cli.model.layers import LayerSet
@@ -216,7 +216,7 @@ class Job:
             if not shown.layers:
                 why = f" ({self.warnings[0]})" if self.warnings else ""
                 raise LsuvError(f"{self.file.name} has no layer whose output can be put out{why}; nothing was written")
-            draft.finish(draft.earlier_metadata())
+            draft.finish(earlier_metadata(self.file.proto))
             draft.publish()
         outputs_of = {layer.name: output for layer, output in shown.layers}
         return Exposed(outputs_of, tuple(self.warnings), _file=draft.result)
@@ -226,7 +226,7 @@ class Job:
         graph = graphs.build(self.file.proto, self.file)
         done = stripping.strip(self.file, graph, keep, larger_than)
         with Draft(self.file, target) as draft:
-            draft.finish(draft.earlier_metadata())
+            draft.finish(earlier_metadata(self.file.proto))
             draft.publish()
         roles_of = {name: str(role) for name, role in done.roles.items()}
         return Stripped(roles_of, done.bytes, tuple(done.kept), tuple(done.warnings), _file=draft.result)
@@ -254,6 +254,9 @@ class Job:
         graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
         self.warnings += batch_norm.training_mode(graph)
+        self.warnings += (
+            layer_reports.aimed_elsewhere(earlier_metadata(self.file.proto)) if command == "measure" else []
+        )
         phase = "inspecting" if command == "inspect" else "measuring"
         sums = self._sums(graph, every)
         wanted = Wanted(command == "inspect", sums=tuple(each.output for each in sums))

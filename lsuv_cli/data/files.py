@@ -290,9 +290,8 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # numpy and zipfile raise nearly anything on a broken file
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise DataError(
-            f"{path}: not a whole {path.suffix} file ({reason}); save it again with numpy.save or numpy.savez"
-        ) from error
+        way = " with numpy.save or numpy.savez" if path.suffix in {".npy", ".npz"} else ""
+        raise DataError(f"{path}: not a whole {path.suffix} file ({reason}); save it again{way}") from error
 
 
 READERS: dict[str, Callable[[Path], Contents]] = {

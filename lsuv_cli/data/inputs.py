@@ -286,7 +286,10 @@ def name_and_path(source: str, inputs: Sequence[InputSpec]) -> tuple[str | None,
     names = [spec.name for spec in inputs if source.startswith(f"{spec.name}=")]
     if names:
         name = max(names, key=len)
-        return name, Path(source[len(name) + 1 :])
+        path = source[len(name) + 1 :]
+        if not path:
+            raise DataError(f"{source}: nothing stands behind the =; give a file, a folder or a number")
+        return name, Path(path)
     name, equals, _ = source.partition("=")
     if equals and not Path(source).exists():
         raise DataError(f"{source}: no such file, and the model has no input {name!r}; {_listed(inputs)}")

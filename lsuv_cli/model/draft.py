@@ -132,11 +132,6 @@ class Draft:
 
     # The file
 
-    def earlier_metadata(self) -> dict[str, str]:
-        """The entries of an earlier run, to be kept by a run that changes no weight."""
-        entries = {str(p.key): p.value for p in self.file.proto.metadata_props}
-        return {k.removeprefix(METADATA_PREFIX): v for k, v in entries.items() if k.startswith(METADATA_PREFIX)}
-
     def finish(self, metadata: dict[str, str]) -> ModelFile:
         """Write the unchanged tensors and the model itself. Returns the model to verify, read back if it is a file."""
         # Entries of an earlier run are dropped. `str`, because protobuf gives a key that is not UTF-8 as bytes.
@@ -302,3 +297,9 @@ def _set_external(tensor: TensorProto, location: str, place: Range) -> None:
     del tensor.external_data[:]
     for key, value in (("location", location), ("offset", place.offset), ("length", place.length)):
         tensor.external_data.add(key=key, value=str(value))
+
+
+def earlier_metadata(model: onnx.ModelProto) -> dict[str, str]:
+    """What an earlier run wrote into a model about itself; kept by a run that changes no weight."""
+    entries = {str(p.key): p.value for p in model.metadata_props}
+    return {k.removeprefix(METADATA_PREFIX): v for k, v in entries.items() if k.startswith(METADATA_PREFIX)}

@@ -192,10 +192,17 @@ def check_patterns(layer_set: LayerSet, option: str, patterns: Iterable[str]) ->
 
 
 def with_targets(layer_set: LayerSet, wanted: TargetVariances) -> LayerSet:
-    """The layers with their target variances."""
+    """The layers with their target variances; layers that share a weight have that of its first use."""
     check_patterns(layer_set, "target_variance", wanted.globs)
-    layers = tuple(replace(layer, target=wanted.of(layer.name, layer.module)) for layer in layer_set.layers)
-    return replace(layer_set, layers=layers)
+    first = {base: users[0] for base, users in by_tensor(layer_set.layers).items()}
+
+    def aimed(layer: Layer) -> Layer:
+        decides = first[layer.weight.base]
+        target, own = wanted.of(decides.name, decides.module), wanted.of(layer.name, layer.module)
+        told = () if own == target else (f"its target is that of {decides.name}, which is the first to use its weight",)
+        return replace(layer, target=target, notes=(*layer.notes, *told))
+
+    return replace(layer_set, layers=tuple(map(aimed, layer_set.layers)))
 
 
 def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:

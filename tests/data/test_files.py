@@ -34,6 +34,10 @@ def test_name_and_path_for_several_inputs(tmp_path: Path) -> None:
     assert set(read([f"x={x}", f"ids={ids}"], [ROWS, IDS]).batches[0]) == {"x", "ids"}
 
 
+def test_a_name_without_a_path_is_not_the_current_directory() -> None:
+    assert "nothing stands behind the =" in message(["x="], ROWS)
+
+
 def test_name_and_path_of_an_npz_takes_the_array_of_that_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", y=normal(9, 9), x=normal(3, 2))
     assert read([f"x={tmp_path / 'c.npz'}"], [ROWS]).samples == 3

@@ -18,7 +18,7 @@ from lsuv_cli import outputs
 from lsuv_cli.errors import LsuvError, OutputError
 from lsuv_cli.model import graph as graphs
 from lsuv_cli.model import layers
-from lsuv_cli.model.draft import Draft, _Weights
+from lsuv_cli.model.draft import Draft, _Weights, earlier_metadata
 from lsuv_cli.model.file import load
 from lsuv_cli.model.places import Held, Range
 from lsuv_cli.outputs import Target
@@ -203,7 +203,7 @@ _DIES = """
 import os, signal, sys
 from pathlib import Path
 import onnx
-from lsuv_cli.model.draft import Draft
+from lsuv_cli.model.draft import Draft, earlier_metadata
 from lsuv_cli.model.file import ModelFile
 from lsuv_cli.outputs import check
 model = onnx.helper.make_model(onnx.GraphProto(name="g"))
@@ -268,7 +268,7 @@ def test_the_entries_of_an_earlier_run_and_those_of_others():
     for key in ("lsuv.seed", "author", "lsuv.data"):
         given.metadata_props.add(key=key, value=f"of {key}")
     with Draft(load(given), None) as draft:
-        assert draft.earlier_metadata() == {"seed": "of lsuv.seed", "data": "of lsuv.data"}
+        assert earlier_metadata(draft.file.proto) == {"seed": "of lsuv.seed", "data": "of lsuv.data"}
         made = draft.finish({"seed": "3"}).proto
     assert [(p.key, p.value) for p in made.metadata_props] == [("author", "of author"), ("lsuv.seed", "3")]
 
