@@ -129,7 +129,7 @@ class Writing:
         ),
     ] = None
     force: Annotated[bool, _option("--force", "-f", help="Overwrite files that exist.")] = False
-    dry_run: Annotated[bool, _option("--dry-run", help="Show the plan, write nothing.")] = False
+    dry_run: Annotated[bool, _option("--dry-run", help="Show the plan, and write no model.")] = False
     without_weights: Annotated[
         bool, _option("--without-weights", help="Make up tensors whose data file is missing, by their role.")
     ] = False
