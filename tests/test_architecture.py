@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lsuv_cli
+from lsuv_cli.scaling import moments
 
 PACKAGE = Path(lsuv_cli.__file__).parent
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
@@ -105,6 +106,16 @@ def test_imports_go_from_the_command_down_to_the_words() -> None:
         and room(name.removeprefix("lsuv_cli.")) not in {room(path), *MAY_IMPORT[room(path)]}
     ]
     assert not wrong
+
+
+def test_verification_measures_by_means_of_its_own() -> None:
+    """No size, name or shape logic of calibration's measurement, and of its results the bare numbers."""
+    calibration = {"stage_model", "channel_moments", "solve", "fused", "model_builder.own_prefix"}
+    calibration |= {f"moments.{name}" for name in vars(moments) if name not in {"Moments", "ChannelMoments"}}
+    modules = ("verification", "gauges", "pieces", "noise")
+    found = {name for each in modules for name in imported(TREES[f"scaling/{each}.py"])}
+    shared = [name for name in found for other in calibration if f"{name}.".startswith(f"lsuv_cli.scaling.{other}.")]
+    assert not shared
 
 
 def test_only_two_modules_know_onnxruntime() -> None:
