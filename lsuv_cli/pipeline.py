@@ -253,6 +253,8 @@ class Job:
         run = self._open()
         graph, every = run.look.graph, layers.with_targets(run.look.layers, self.settings.target_variance)
         selected = layers.choose(every, self.settings.include, self.settings.exclude)
+        if command == "measure" and not selected.layers:
+            raise ModelError(f"{self.file.name} has no layer to judge{layers.why_none(every)}")
         self.warnings += batch_norm.training_mode(graph)
         self.warnings += (
             layer_reports.aimed_elsewhere(earlier_metadata(self.file.proto)) if command == "measure" else []

@@ -125,7 +125,7 @@ def test_the_tester_notices_what_is_wrong_with_a_file(damage, expected, monkeypa
     ("change", "expected"),
     [
         ({"variance": 2.0, "status": "outside"}, {"misreported", "outside"}),
-        ({"status": "dead"}, {"not dead"}),
+        ({"status": "dead"}, {"not dead", "scaled"}),
         ({"status": "non-finite"}, {"finite"}),
         ({"status": "unreachable"}, {"reachable"}),
         ({"status": "skipped", "notes": ("no reason",)}, {"left alone", "changed"}),

@@ -479,3 +479,11 @@ def test_check_does_not_call_ok_what_verification_disputes(monkeypatch):
     report = measure(right.model, x, batch_size="all", tol=0.5)
     assert [layer.status for layer in report.layers] == ["outside"]
     assert "without onnxruntime's optimizers" in report.layers[0].notes[0]
+
+
+@pytest.mark.parametrize("size", [1e155, 1e160, 1e300])
+def test_values_whose_squares_leave_the_range_of_double_are_told(size):
+    """A power of Python's floats raises where a product is inf."""
+    x = normal(16, 8).astype(np.float64) * size
+    net = model("g (double[N,8] x) => (y) { y = MatMul(x, w) }", w=normal(8, 8).astype(np.float64))
+    assert {layer.status for layer in measure(net, x).layers} == {"non-finite"}

@@ -91,6 +91,9 @@ def _values(spec: InputSpec, shape: tuple[int, ...], rng: np.random.Generator, w
         wish = wishes.ranges.get("")
     numbers: Array
     if wish is not None and kind == "f":
+        most = float(np.finfo(spec.fed_dtype).max)
+        if not (-most <= wish[0] <= wish[1] <= most and math.isfinite(wish[1] - wish[0])):
+            raise DataError(f"`val_range` of input {spec.name!r} is wider than {spec.fed_dtype} holds; give another")
         numbers = rng.uniform(*wish, shape)
     elif wish is not None:
         low, high = math.ceil(wish[0]), math.floor(wish[1])

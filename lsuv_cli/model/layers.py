@@ -205,6 +205,12 @@ def with_targets(layer_set: LayerSet, wanted: TargetVariances) -> LayerSet:
     return replace(layer_set, layers=tuple(map(aimed, layer_set.layers)))
 
 
+def why_none(layer_set: LayerSet) -> str:
+    """For an error about a model in which there is no layer: the first thing that looks like one, and its reason."""
+    first = next(iter(layer_set.skipped), None)
+    return f" ({first.name}: {first.reason})" if first is not None else ""
+
+
 def _matches(item: Layer | Recurrent | Skipped, pattern: str) -> bool:
     return matches(pattern, item.name, item.module)
 

@@ -65,7 +65,7 @@ def prepare(draft: Draft, given: Look, settings: Settings, branches: Mapping[str
     every = given.layers
     # A model without weights that has no such layer has values for all that it lacked, which are worth writing.
     if not every.layers and not every.recurrent and not draft.file.filled:
-        why = f" ({every.skipped[0].name}: {every.skipped[0].reason})" if every.skipped else ""
+        why = layers.why_none(every)
         raise ModelError(f"{draft.file.name} has no layer that can be initialized{why}; nothing was written")
     selected = layers.choose(every, settings.include, settings.exclude)
     rewrites_recurrent = settings.recurrent and settings.pre_init is not PreInit.KEEP

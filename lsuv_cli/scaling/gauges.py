@@ -94,7 +94,7 @@ class Gauge:
     @property
     def shift(self) -> float:
         s = self.sounding
-        shifted = math.isfinite(s.mean) and s.mean**2 > LARGEST_MEAN * s.variance
+        shifted = math.isfinite(s.mean) and s.mean * s.mean > LARGEST_MEAN * s.variance
         return s.mean * self.divisor if shifted else 0.0
 
     @property
@@ -212,14 +212,15 @@ class GaugeMeter:
         gauge = self.gauge
         with np.errstate(over="ignore", invalid="ignore"):
             offset, square = self.d / self.count, self.d2 / self.count
-        variance = max(square - offset**2, 0.0) if math.isfinite(square) else math.nan
+        variance = max(square - offset * offset, 0.0) if math.isfinite(square) else math.nan
         error = 0.0 if gauge.in_double else self.per_group * UNIT_ROUNDOFF * square
         as_assumed = not gauge.equal_groups or gauge.rows is None or gauge.rows[: len(self.rows)] == tuple(self.rows)
         trusted = gauge.careful or (math.isfinite(square) and error <= gauge.accuracy * variance and as_assumed)
         dead_units = float(np.mean(self.most <= 0)) if gauge.units and math.isfinite(variance) else None
-        mean = (gauge.shift + offset) / gauge.divisor
+        found = gauge.shift + offset
+        mean = found / gauge.divisor
         # A constant output leaves a tiny variance by rounding: it counts as 0.
-        if variance <= UNIT_ROUNDOFF**2 * (offset + gauge.shift) ** 2:
+        if variance <= UNIT_ROUNDOFF**2 * found * found:
             variance = 0.0
         count = round(self.count)
         spread, level = self._channel_moments()

@@ -136,7 +136,7 @@ class Moments:
         if factor == 1.0:
             return self
         product = self.covariance * factor
-        return replace(self, mean=self.mean * factor, variance=self.variance * factor**2, covariance=product)
+        return replace(self, mean=self.mean * factor, variance=self.variance * factor * factor, covariance=product)
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:

@@ -211,5 +211,5 @@ class Streams:
             return min(branch, unit)
         scale, status = solve(measured, goal)
         if status is Status.OK:
-            branch = max(scale**2 * measured.variance, LEAST * step)
+            branch = max(scale * scale * measured.variance, LEAST * step)
         return min(branch / measured.variance * y.variance, unit)

@@ -131,7 +131,7 @@ class Trials:
 
     def turn(self, layer: Layer, y: Moments, solution: Solution, running: RunningWeight) -> Turn:
         """A layer's turn: Var(y) as if the pre-initialized weight had run, and the scale of that weight."""
-        variance = y.variance / running.factor**2 if math.isfinite(y.variance) else y.variance
+        variance = y.variance / running.factor / running.factor if math.isfinite(y.variance) else y.variance
         scale, centred = solution.scale * running.factor, layer.is_centred and solution.status is Status.OK
         status = solution.status
         if layer.output in self.unscaled:

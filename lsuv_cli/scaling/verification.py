@@ -228,7 +228,7 @@ class _Measuring:
             meter.add(gauge.sums(numbers))
             here, there = meter.result(), gauge.sounding
             # Where mean² is far above the variance, the variance is known only up to rounding of the mean.
-            slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean**2
+            slack = DISPUTE_ACCURACY * self.needs.accuracy * there.variance + MEAN_ROUNDING * there.mean * there.mean
             agree = abs(here.variance - there.variance) <= slack or not (here.finite or math.isfinite(there.variance))
             if not agree and 0 not in there.shape:
                 disputed[name] = there.variance

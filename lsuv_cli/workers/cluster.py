@@ -30,6 +30,8 @@ from lsuv_cli.workers import keeper
 
 ATTEMPTS = 2  # to start Ray
 REACH_SECONDS = 10.0  # for the first connection to a cluster
+# More workers on one machine than this, or than this many for each core, take the memory and time of a process each.
+LEAST_ALLOWED, WORKERS_PER_CORE = 16, 4
 # Seconds for all workers to start, for the first one, and for one in a lost one's place; beyond them a cluster has no
 # room. A local Ray has, but other work may have the cores.
 START_SECONDS, FIRST_SECONDS, REPLACE_SECONDS = 60.0, 600.0, 30.0
@@ -189,6 +191,10 @@ def _local(ray: Any, settings: Settings) -> Iterator[Cluster]:
     """A Ray of this machine alone, whose processes and files end with this process."""
     assert isinstance(settings.workers, int)
     count, gpus = settings.workers, _gpus(settings)
+    if count > (most := max(LEAST_ALLOWED, WORKERS_PER_CORE * devices.available_threads())) and not gpus:
+        raise LsuvError(
+            f"`workers={count}`: this machine has {devices.available_threads()} cores; give {most} or fewer"
+        )
     threads = settings.threads or max(1, devices.available_threads() // count)
     with Scratch(_short_place()) as scratch, _kept(scratch.path) as watch:
         how = {"num_cpus": count, "num_gpus": count if gpus else 0, "include_dashboard": False}

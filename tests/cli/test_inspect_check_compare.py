@@ -278,3 +278,13 @@ def test_a_typo_is_one_line(words, expected):
     assert done.out == ""
     assert done.err.startswith(expected)
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--exclude", "*"]])
+def test_check_of_no_layer_at_all_is_no_pass(tmp_path, words):
+    text = "y = Relu(x)" if not words else "y = MatMul(x, w)"
+    onnx.save(model(f"g (float[N,4] x) => (y) {{ {text} }}", w=normal(4, 4)), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", normal(8, 4))
+    done = lsuv("check", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npy"), *words)
+    assert done.code == 2
+    assert "has no layer to judge" in done.err

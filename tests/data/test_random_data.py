@@ -131,3 +131,11 @@ def test_a_model_of_tokens_is_fed_within_its_embedding(tmp_path: Any) -> None:
     done = lsuv("init", tmp_path / "m.onnx", *options, "-o", tmp_path / "o.onnx")
     assert done.code == 0, done.err
     assert "4 samples" in done.err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "range_"), [("float64", "x:[-1e308,1e308]"), ("float16", "x:[-1e6,1e6]"), ("float32", "x:[0,1e39]")]
+)
+def test_a_range_that_the_type_does_not_hold(dtype: str, range_: str) -> None:
+    with pytest.raises(LsuvError, match=f"`val_range` of input 'x' is wider than {dtype} holds"):
+        drawn(InputSpec("x", dtype, ("N", 4)), ranges=[range_])

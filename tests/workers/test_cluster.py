@@ -89,6 +89,14 @@ def test_each_worker_has_a_cuda_device_of_its_own_where_there_are_some(monkeypat
     assert cluster._gpus(Settings(device=device, workers=2)) == each_has_one
 
 
+def test_more_workers_than_a_machine_can_hold_are_refused_before_ray_starts(monkeypatch):
+    monkeypatch.setattr(devices, "available_threads", lambda: 2)
+    monkeypatch.setattr(cluster, "_module", lambda settings: RayWithoutRoom)  # its `init` fails
+    few = pytest.raises(LsuvError, match="`workers=1000`: this machine has 2 cores; give 16 or fewer")
+    with few, cluster.opened(Settings(device="cpu", workers=1000)):
+        pass
+
+
 def test_more_workers_than_cuda_devices(monkeypatch):
     monkeypatch.setattr(devices, "unfit", lambda name, index: "" if index < 2 else f"no device {index}")
     with pytest.raises(LsuvError, match="`workers=3` wants a CUDA device for each: no device 2"):
