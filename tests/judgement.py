@@ -49,6 +49,7 @@ NOTHING = 1e-20  # a variance that is as good as none
 REPEATS, MANY_REPEATS = 12, 300  # of models that draw numbers; of those that look wrong by the first few
 GOOD_REASONS = (
     "no input of the model reaches it",
+    "its constant is no weight",
     "computed from the input",
     "tied='skip'",
     "--tied skip",

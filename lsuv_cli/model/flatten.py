@@ -332,7 +332,7 @@ class _Flattener:
             version = versions.get(domain, versions.get("ai.onnx", 0) if not domain else 0)
             try:
                 return int(defs.get_schema(node.op_type, version, domain).since_version)
-            except defs.SchemaError:
+            except (defs.SchemaError, TypeError):  # a TypeError for a version beyond 32 bits
                 return None  # not an ONNX operator: onnxruntime knows it or not, whatever the version
 
         listed = [n for node in function.node for n in (node, *nodes_inside(node))]

@@ -64,7 +64,7 @@ def _fault(node: NodeProto, version: int) -> str:
 @functools.cache
 def _needs(op: str, version: int) -> _Needs | None:
     """None for an operator or a version that onnx does not know: onnxruntime may."""
-    if version > defs.onnx_opset_version():
+    if not 0 < version <= defs.onnx_opset_version():
         return None
     try:
         schema = defs.get_schema(op, version, "")

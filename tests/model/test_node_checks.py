@@ -137,3 +137,17 @@ def test_an_equation_that_is_no_text():
     node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=b"ij,\xff->ik")
     with pytest.raises(ModelError, match="which is no equation"):
         check(node, 18)
+
+
+@pytest.mark.parametrize("version", [2**63 - 1, 2**31, -1, -(2**63)])
+@pytest.mark.parametrize("where", ["model", "function"])
+def test_a_version_of_the_operator_set_beyond_all_numbers_is_refused_in_one_line(version, where):
+    text = """<ir_version: 9, opset_import: ["": 18, "local": 1]>
+        g (float[N,4] x) => (y) { h = local.f(x) y = MatMul(h, w) }
+        <domain: "local", opset_import: ["": 18]> f (x) => (y) { y = Relu(x) }"""
+    net = model(text, w=normal(4, 4))
+    sets = net.opset_import if where == "model" else net.functions[0].opset_import
+    sets[0].version = version
+    with pytest.raises(LsuvError) as problem:
+        initialize(net, normal(8, 4))
+    assert "\n" not in str(problem.value)
