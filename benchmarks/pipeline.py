@@ -180,14 +180,16 @@ def _with_fast_max(module: nn.Module) -> nn.Module:
     class Larger(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, left: Any, right: Any) -> Any:
-            context.save_for_backward(left >= right)
+            # Halves of a convolution's channels: arithmetic on them is slow in bfloat16, a copy is not.
+            left, right = left.clone(), right.clone()
+            context.save_for_backward(right - left)
             return torch.maximum(left, right)
 
         @staticmethod
         def backward(context: Any, gradient: Any) -> Any:
-            (first,) = context.saved_tensors
-            left = gradient * first
-            return left, gradient - left
+            (difference,) = context.saved_tensors
+            right = torch.ops.aten.threshold_backward(gradient, difference, 0)
+            return gradient - right, right
 
     class Max(torch.nn.Module):
         def forward(self, left: Any, right: Any) -> Any:
