@@ -87,6 +87,8 @@ class Runs:
         self.task = tasks[self.setting.task]
         self.file = folder / f"{''.join(c if c.isalnum() else '_' for c in name.lower())}.json"
         self.saved: dict[str, Any] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        if self.saved.get("steps", steps) != steps:
+            raise SystemExit(f"{self.file} has runs of {self.saved['steps']} steps: delete it, or give another -o")
         self.saved |= {"name": name, "order": list(SETTINGS).index(name), "steps": steps}
         self.saved["constant"] = self.task.constant
         self.runs: dict[str, dict[str, Any]] = self.saved.setdefault("runs", {})

@@ -63,7 +63,7 @@ class Steps:
 
 
 def train(nets: Sequence[Any], task: Any, runs: Sequence[Run], steps: int) -> list[dict[str, Any]]:
-    """Of each run: the loss on held-out data at the end, and the training loss every ten steps.
+    """Of each run: the loss on held-out data at the end, and the training loss ten times on the way.
 
     A run whose loss was not finite at some step has None from there on.
     """
@@ -84,7 +84,7 @@ def train(nets: Sequence[Any], task: Any, runs: Sequence[Run], steps: int) -> li
         finite &= losses.detach().isfinite()
         if not finite.any():
             break
-        if step % 10 == 0:
+        if step % max(1, steps // 10) == 0:
             for log, loss in zip(logged, rounded(losses.detach(), finite), strict=True):
                 log.append(loss)
         losses.sum().backward()

@@ -4,6 +4,7 @@ import copy
 import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,17 @@ def test_the_tables_on_the_pages_are_those_of_the_json(page: Path) -> None:
     assert len(settings) == 16
     text, mark = page.read_text(), modern_tables.PAGES[page]
     assert pipeline.between(text, mark, modern_tables.parts(settings)[mark]) == text
+
+
+def test_runs_of_another_length_are_not_mixed_with_those_that_are_saved(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import modern
+
+    (tmp_path / "siren__6_layers.json").write_text('{"steps": 100, "runs": {}}')
+    task = SimpleNamespace(constant=1.0)
+    with pytest.raises(SystemExit, match="has runs of 100 steps"):
+        modern.Runs("SIREN, 6 layers", {"picture": task}, tmp_path, 1000)
+    assert modern.Runs("SIREN, 6 layers", {"picture": task}, tmp_path, 100).steps == 100
 
 
 @pytest.mark.parametrize("kind", ["normalized CNN", "attention"])
