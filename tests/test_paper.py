@@ -308,6 +308,25 @@ def test_a_table_of_mnist_tells_each_seed_and_the_mean_of_what_is_finished() -> 
     assert "| OrthoNorm, hinge | 0.43 | not finished |  |  |" in rows
 
 
+def test_a_table_of_what_was_tried_has_theirs_first_and_the_seeds_of_a_setting_in_one_row() -> None:
+    def found(run: object, accuracy: float, diverged: int | None = None) -> dict[str, object]:
+        tests = [] if diverged else [{"accuracy": accuracy}]
+        return {"run": vars(run), "iteration": 7496, "tests": tests, "diverged_at": diverged}
+
+    plain = runs.authors_runs(2)
+    images = runs.authors_runs(2, images="normalized")
+    rate = runs.authors_runs(1, rate=0.5)
+    saved = [(images[4], 0.9951), (images[0], 0.9944), (plain[1], 0.995), (plain[0], 0.99)]
+    told = {run.name: found(run, accuracy) for run, accuracy in saved}
+    told[rate[2].name] = found(rate[2], 0.0, 12)
+    assert train_tables.table_tried(told).splitlines()[4:] == [
+        "| theirs | LSUV, softmax | 7496 | 1.00 |  |",
+        "| theirs | OrthoNorm, softmax | 7496 | 0.50 |  |",
+        "| images normalized | LSUV, softmax | 7496 | 0.56, 0.49 | 0.525 |",
+        "| rate 0.5 | LSUV, hinge | 7496 | diverged at 12 |  |",
+    ]
+
+
 def test_a_table_of_long_runs_tells_the_accuracy_after_each_quarter_of_what_has_ended() -> None:
     def found(iteration: int, diverged: int | None = None) -> dict[str, object]:
         tests = [{"iteration": i, "accuracy": i / 100} for i in range(10, iteration + 1, 10)]
