@@ -229,6 +229,7 @@ def main() -> None:
             "terms": asdict(terms),
             "ratios": terms.ratios,
             "targets": TARGETS,
+            "samples": asked.samples,
             "load": load,
             "cores": os.cpu_count(),
         }

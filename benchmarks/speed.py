@@ -295,7 +295,9 @@ def profile(bench: Bench, case: Case) -> str:
         run_all(plain_session(plain, bench.threads, bench.device), array, batch)
         report = initialize(str(model), array, threads=bench.threads, device=bench.device, pre_init="keep").report
         spent = [kernel_seconds(session) for session in sessions]
-    columns = {"forward": spent[0], "calibration": sum(spent[1:-1], Counter()), "verification": spent[-1]}
+    forward, *ours = spent
+    calibration, verification = (sum(part, Counter()) for part in (ours[: report.stages], ours[report.stages :]))
+    columns = {"forward": forward, "calibration": calibration, "verification": verification}
     operators = sorted({op for column in columns.values() for op in column}, key=lambda op: -columns["calibration"][op])
     rows = [[op, *(f"{column[op]:.3f}" for column in columns.values())] for op in operators]
     rows = [row for row in rows if any(float(cell) >= 0.005 for cell in row[1:])]
