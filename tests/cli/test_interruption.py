@@ -33,6 +33,14 @@ INTERRUPTED = "lsuv: interrupted; nothing was written\n"
 MOMENTS = int(os.environ.get("LSUV_KILLS", "12"))
 
 
+@pytest.fixture(autouse=True)
+def _heard():
+    """The commands hear SIGHUP, also where the tests are run by `nohup`, which ignores it and hands that on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def folder(tmp_path):
     net = model("g (float[N,8] x) => (float[N,8] y) { a = MatMul(x, w) b = Tanh(a) y = MatMul(b, v) }",
