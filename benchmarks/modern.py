@@ -32,7 +32,7 @@ from typing import Any
 import modern_tables
 import pipeline
 
-STEPS, BATCH, CALIBRATION = 100, 16, 256
+STEPS, BATCH, CALIBRATION = 500, 16, 256
 RATES = {"sgd": (0.001, 0.003, 0.01, 0.03, 0.1), "adamw": (0.0001, 0.0003, 0.001, 0.003, 0.01)}
 SEEDS = modern_tables.SEEDS
 LSUV: dict[str, dict[str, Any]] = {
