@@ -21,10 +21,7 @@ README = pipeline.ROOT / "benchmarks" / "README.md"
 SHOWN = {
     "train_authors": ("Test errors at the end of these runs, and on the way:", "mnist.png"),
     "train_authors_53_epochs": ("Test errors at the end of these longer runs, and on the way:", "mnist.png"),
-    "train_authors_tried": (
-        "Runs of 8 epochs in bfloat16 with one setting that is not theirs:",
-        None,
-    ),
+    "train_authors_tried": ("Runs of 8 epochs in bfloat16, with their settings and with one that is not theirs:", None),
     "train_long": ("Test accuracies on the way and at the end, in percent:", "long.png"),
 }
 LONG_NETWORKS = [(n, a) for n in ("fitnet1", "fitnet4") for a in ("relu", "maxout")]
