@@ -32,6 +32,11 @@ def saved_runs(folder: Path) -> dict[str, dict[str, Any]]:
     return {p.stem: found for p in sorted(folder.glob("*.json")) if "run" in (found := json.loads(p.read_text()))}
 
 
+def ended(found: dict[str, Any]) -> bool:
+    """Whether a run has diverged or come to its last iteration."""
+    return bool(found["diverged_at"]) or found["iteration"] >= found["run"]["iterations"]
+
+
 def last_accuracy(found: dict[str, Any]) -> str:
     return f"{100 * found['tests'][-1]['accuracy']:.1f} %" if found["tests"] else "untested"
 
@@ -86,7 +91,7 @@ def table_mnist(runs: dict[str, dict[str, Any]], recipe: str = "mnist") -> str:
 def table_tried(runs: dict[str, dict[str, Any]]) -> str:
     """Runs with a setting in place of the authors', beside theirs: a row for each setting, start and loss."""
     cells: dict[tuple[bool, str, str], list[dict[str, Any]]] = {}
-    for found in sorted(runs.values(), key=lambda found: found["run"]["seed"]):
+    for found in sorted(filter(ended, runs.values()), key=lambda found: found["run"]["seed"]):
         run = found["run"]
         other = ", ".join(f"{k.replace('_', ' ')} {run[k]}" for k, v in AUTHORS.items() if run[k] != v)
         cells.setdefault((bool(other), other or "theirs", f"{TITLES[run['init']]}, {run['loss']}"), []).append(found)
@@ -105,7 +110,7 @@ def table_long(runs: dict[str, dict[str, Any]]) -> str:
     for network, activation in LONG_NETWORKS:
         for start in LONG_STARTS:
             found = runs.get(f"long-{network}-{activation}-{start}")
-            if found is None or not (found["diverged_at"] or found["iteration"] >= found["run"]["iterations"]):
+            if found is None or not ended(found):
                 continue
             row = [f"{TITLES[network]}, {TITLES[activation]}", TITLES[start]]
             if found["diverged_at"]:

@@ -319,6 +319,7 @@ def test_a_table_of_what_was_tried_has_theirs_first_and_the_seeds_of_a_setting_i
     saved = [(images[4], 0.9951), (images[0], 0.9944), (plain[1], 0.995), (plain[0], 0.99)]
     told = {run.name: found(run, accuracy) for run, accuracy in saved}
     told[rate[2].name] = found(rate[2], 0.0, 12)
+    told["not ended"] = found(rate[0], 0.9) | {"iteration": 100}
     assert train_tables.table_tried(told).splitlines()[4:] == [
         "| theirs | LSUV, softmax | 7496 | 1.00 |  |",
         "| theirs | OrthoNorm, softmax | 7496 | 0.50 |  |",
