@@ -108,8 +108,9 @@ def cifar_run(network: str, activation: str, init: str, **other: Any) -> Run:
 
 
 def _mark(other: dict[str, Any]) -> str:
-    """Part of a name: the tables show the runs with seed 0, which have none."""
-    return f"-s{other['seed']}" if other.get("seed") else ""
+    """Part of a name: most tables show the runs with seed 0 and the paper's rate, which have none."""
+    rate = f"-rate-{other['rate']}" if other.get("rate", Run.rate) != Run.rate else ""
+    return (f"-s{other['seed']}" if other.get("seed") else "") + rate
 
 
 def grid_runs(**other: Any) -> list[Run]:

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,6 @@ from published import TITLES
 from runs import ACTIVATIONS, AUTHORS, EPOCH, INITS, LONG_STARTS, NETWORKS
 
 README = pipeline.ROOT / "benchmarks" / "README.md"
-# Folders whose table `tables` writes into the README too, with the sentence before it and the plot behind it.
-SHOWN = {
-    "train_authors": ("Test errors at the end of these runs, and on the way:", "mnist.png"),
-    "train_authors_53_epochs": ("Test errors at the end of these longer runs, and on the way:", "mnist.png"),
-    "train_authors_tried": ("Runs of 8 epochs in bfloat16, with their settings and with one that is not theirs:", None),
-    "train_long": ("Test accuracies on the way and at the end, in percent:", "long.png"),
-}
 LONG_NETWORKS = [(n, a) for n in ("fitnet1", "fitnet4") for a in ("relu", "maxout")]
 COLOURS = {init: f"C{k}" for k, init in enumerate(INITS)}
 
@@ -121,6 +115,24 @@ def table_long(runs: dict[str, dict[str, Any]]) -> str:
             rows.append([*row, *(accuracy[i] for i in tested), f"{found['cpu_seconds'] / 60:.0f}"])
     header = ["", "start", "a quarter", "half", "three quarters", "the end", "core minutes"]
     return "### CIFAR-10, several epochs\n\n" + markdown(header, rows)
+
+
+def table_rates(runs: dict[str, dict[str, Any]]) -> str:
+    """A row for each network and start that has run at several rates: the accuracy at the end for each."""
+    cells: dict[tuple[str, str, str], dict[float, str]] = {}
+    for name, found in filter(lambda item: ended(item[1]), runs.items()):
+        network, activation, start = name.split("-")[1:4]
+        end = f"diverged at {n}" if (n := found["diverged_at"]) else f"{100 * found['tests'][-1]['accuracy']:.1f}"
+        cells.setdefault((network, activation, start), {})[found["run"]["rate"]] = end
+    several = {key: ends for key, ends in cells.items() if len(ends) > 1}
+    rates = sorted({rate for ends in several.values() for rate in ends})
+    rows = [
+        [f"{TITLES[network]}, {TITLES[activation]}", TITLES[start], *(ends.get(rate, "") for rate in rates)]
+        for network, activation in LONG_NETWORKS
+        for start in LONG_STARTS
+        if (ends := several.get((network, activation, start)))
+    ]
+    return "### CIFAR-10, other rates\n\n" + markdown(["", "start", *map(str, rates)], rows)
 
 
 def table_bn(runs: dict[str, dict[str, Any]]) -> str:
@@ -236,26 +248,53 @@ def plot_mnist(runs: dict[str, dict[str, Any]], folder: Path, recipe: str = "mni
     pipeline.figure(folder / "mnist.png", 1, 1, draw, (6.0, 3.8))
 
 
-def are_trials(folder: Path) -> bool:
-    """Whether the folder's runs are short ones, of other settings than the authors' beside theirs."""
-    return folder.name == "train_authors_tried"
+@dataclass(frozen=True)
+class Shown:
+    """What `tables` writes into the README of a folder, beside the tables themselves."""
+
+    sentence: str  # before the table
+    plot: str | None = None  # behind it
+    table: Callable[[dict[str, dict[str, Any]]], str] | None = None  # in place of those that the names of its runs give
+    beside: str | None = None  # a folder whose runs stand in the table too
+
+
+SHOWN = {
+    "train_authors": Shown("Test errors at the end of these runs, and on the way:", "mnist.png"),
+    "train_authors_53_epochs": Shown("Test errors at the end of these longer runs, and on the way:", "mnist.png"),
+    "train_authors_tried": Shown(
+        "Runs of 8 epochs in bfloat16, with their settings and with one that is not theirs:", table=table_tried
+    ),
+    "train_long": Shown("Test accuracies on the way and at the end, in percent:", "long.png"),
+    "train_long_60_epochs": Shown("Three times as long:", "long.png"),
+    "train_long_rates": Shown(
+        "Test accuracies at the end of 20 epochs, in percent, by the rate at the start:",
+        table=table_rates,
+        beside="train_long",
+    ),
+}
 
 
 def text_of(folder: Path) -> str:
     """All tables that the runs of a folder give."""
-    runs, parts = saved_runs(folder), []
+    runs, shown = saved_runs(folder), SHOWN.get(folder.name)
+    if shown and shown.table:
+        more = saved_runs(folder.with_name(shown.beside)) if shown.beside else {}
+        return "\n".join([shown.table(runs | more), hours_of(runs)])
+    parts = []
     for recipe in ("mnist", "authors"):
-        names = [name for name in runs if name.startswith(f"{recipe}-")]
-        if names:
-            parts.append(table_tried(runs) if are_trials(folder) else table_mnist(runs, recipe))
+        if any(name.startswith(f"{recipe}-") for name in runs):
+            parts.append(table_mnist(runs, recipe))
     parts += [table_grid(n, runs) for n in NETWORKS if any(name.startswith(f"{n}-") for name in runs)]
     if any(name.startswith("bn-") for name in runs):
         parts.append(table_bn(runs))
     if any(name.startswith("long-") for name in runs):
         parts.append(table_long(runs))
+    return "\n".join([*parts, hours_of(runs)])
+
+
+def hours_of(runs: dict[str, dict[str, Any]]) -> str:
     hours = sum(r["seconds"] for r in runs.values()) / 3600
-    parts.append(f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n")
-    return "\n".join(parts)
+    return f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n"
 
 
 def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -276,9 +315,9 @@ def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
 def part_of_readme(folder: str, text: str) -> str:
     """A folder's sentence, table and plot."""
     rows = "".join(line + "\n" for line in text.splitlines() if line.startswith("|"))
-    sentence, drawn = SHOWN[folder]
-    plot = f"\n![](results/{folder}/{drawn})\n" if drawn else ""
-    return f"\n{sentence}\n\n{rows}{plot}\n"
+    shown = SHOWN[folder]
+    plot = f"\n![](results/{folder}/{shown.plot})\n" if shown.plot else ""
+    return f"\n{shown.sentence}\n\n{rows}{plot}\n"
 
 
 def with_part(readme: str, folder: str, part: str) -> str:
@@ -298,8 +337,9 @@ def tables(folder: Path) -> None:
     text = text_of(folder)
     pipeline.write_text(folder / "tables.md", text)
     print(text)
-    if not are_trials(folder):
+    shown = SHOWN.get(folder.name)
+    if not (shown and shown.table):
         plots(runs, folder)
-    if folder.resolve().parent == pipeline.RESULTS and folder.name in SHOWN:
+    if shown and folder.resolve().parent == pipeline.RESULTS:
         part = part_of_readme(folder.name, text)
         pipeline.write_text(README, with_part(README.read_text(), folder.name, part))

@@ -346,6 +346,35 @@ def test_a_table_of_long_runs_tells_the_accuracy_after_each_quarter_of_what_has_
     ]
 
 
+def test_a_table_of_rates_has_the_accuracy_at_the_end_for_each_rate_of_a_start_that_ran_at_several() -> None:
+    def found(rate: float, accuracy: float, diverged: int | None = None, iteration: int = 80) -> dict[str, object]:
+        tests = [] if diverged else [{"iteration": 40, "accuracy": 0.1}, {"iteration": 80, "accuracy": accuracy}]
+        run = {"iterations": 80, "rate": rate}
+        return {"run": run, "iteration": diverged or iteration, "tests": tests, "diverged_at": diverged}
+
+    saved = {
+        "long-fitnet1-maxout-lsuv": found(0.01, 0.7),
+        "long-fitnet1-maxout-lsuv-rate-0.1": found(0.1, 0.0, 7),
+        "long-fitnet1-relu-norm-rate-0.003": found(0.003, 0.5),
+        "long-fitnet1-relu-norm": found(0.01, 0.75),
+        "long-fitnet1-relu-norm-rate-0.03": found(0.03, 0.9, iteration=40),
+        "long-fitnet1-relu-lsuv": found(0.01, 0.6),
+    }
+    assert train_tables.table_rates(saved).splitlines()[2:] == [
+        "|  | start | 0.003 | 0.01 | 0.1 |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| FitNet-1, ReLU | batch normalization | 50.0 | 75.0 |  |",
+        "| FitNet-1, maxout | LSUV |  | 70.0 | diverged at 7 |",
+    ]
+
+
+def test_a_run_at_another_rate_has_another_name() -> None:
+    names = [run.name for rate in (0.01, 0.03) for run in runs.long_runs(rate=rate)]
+    assert len(set(names)) == 30
+    assert {"long-fitnet1-relu-lsuv", "long-fitnet1-relu-lsuv-rate-0.03"} <= set(names)
+    assert [run.rate for run in runs.long_runs(rate=0.03)] == [0.03] * 15
+
+
 def test_long_runs_drop_their_rate_where_the_paper_does() -> None:
     first, *others = runs.long_runs(iterations=2300)
     rates = [first.rate_at(i) for i in (999, 1001, 1501, 2001)]
