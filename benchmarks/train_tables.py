@@ -265,7 +265,6 @@ SHOWN = {
         "Runs of 8 epochs in bfloat16, with their settings and with one that is not theirs:", table=table_tried
     ),
     "train_long": Shown("Test accuracies on the way and at the end, in percent:", "long.png"),
-    "train_long_60_epochs": Shown("Three times as long:", "long.png"),
     "train_long_rates": Shown(
         "Test accuracies at the end of 20 epochs, in percent, by the rate at the start:",
         table=table_rates,
@@ -294,7 +293,8 @@ def text_of(folder: Path) -> str:
 
 def hours_of(runs: dict[str, dict[str, Any]]) -> str:
     hours = sum(r["seconds"] for r in runs.values()) / 3600
-    return f"{len(runs)} runs, {hours:.1f} hours of training (two at a time, where they were sharded).\n"
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{count}, {hours:.1f} hours of training (two at a time, where they were sharded).\n"
 
 
 def plots(runs: dict[str, dict[str, Any]], folder: Path) -> None:
