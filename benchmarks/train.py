@@ -422,7 +422,7 @@ def command_line() -> argparse.ArgumentParser:
             command.add_argument("--seeds", type=int, default=3 if name == "authors" else 2)
         else:
             command.add_argument("--seed", type=int, default=0, help="of the weights and of all else that is random")
-            command.add_argument("--rate", type=float, default=0.01, help="if not 0.01, part of the runs' names")
+            command.add_argument("--rate", type=float, default=0.01, help="learning rate; if not 0.01, in the names")
             command.add_argument("--dropout", type=float, default=0.0, help="with another -o than 0's")
         if name == "authors":
             command.add_argument("--optimizer", choices=("rmsprop", "sgd"), default=AUTHORS["optimizer"])

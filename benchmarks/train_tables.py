@@ -118,9 +118,11 @@ def table_long(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def table_rates(runs: dict[str, dict[str, Any]]) -> str:
-    """A row for each network and start that has run at several rates: the accuracy at the end for each."""
+    """A row for each network and start that has run at several rates with seed 0: the accuracy at the end for each."""
     cells: dict[tuple[str, str, str], dict[float, str]] = {}
-    for name, found in filter(lambda item: ended(item[1]), runs.items()):
+    for name, found in runs.items():
+        if found["run"]["seed"] or not ended(found):
+            continue
         network, activation, start = name.split("-")[1:4]
         end = f"diverged at {n}" if (n := found["diverged_at"]) else f"{100 * found['tests'][-1]['accuracy']:.1f}"
         cells.setdefault((network, activation, start), {})[found["run"]["rate"]] = end

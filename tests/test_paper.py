@@ -349,7 +349,7 @@ def test_a_table_of_long_runs_tells_the_accuracy_after_each_quarter_of_what_has_
 def test_a_table_of_rates_has_the_accuracy_at_the_end_for_each_rate_of_a_start_that_ran_at_several() -> None:
     def found(rate: float, accuracy: float, diverged: int | None = None, iteration: int = 80) -> dict[str, object]:
         tests = [] if diverged else [{"iteration": 40, "accuracy": 0.1}, {"iteration": 80, "accuracy": accuracy}]
-        run = {"iterations": 80, "rate": rate}
+        run = {"iterations": 80, "rate": rate, "seed": 0}
         return {"run": run, "iteration": diverged or iteration, "tests": tests, "diverged_at": diverged}
 
     saved = {
@@ -359,7 +359,9 @@ def test_a_table_of_rates_has_the_accuracy_at_the_end_for_each_rate_of_a_start_t
         "long-fitnet1-relu-norm": found(0.01, 0.75),
         "long-fitnet1-relu-norm-rate-0.03": found(0.03, 0.9, iteration=40),
         "long-fitnet1-relu-lsuv": found(0.01, 0.6),
+        "long-fitnet1-relu-norm-s1": found(0.01, 0.99),
     }
+    saved["long-fitnet1-relu-norm-s1"]["run"] = {"iterations": 80, "rate": 0.01, "seed": 1}
     assert train_tables.table_rates(saved).splitlines()[2:] == [
         "|  | start | 0.003 | 0.01 | 0.1 |",
         "| --- | ---: | ---: | ---: | ---: |",
